@@ -5,8 +5,6 @@
 Measures the chains of conv_kernels.json, CHANNELS:WINDOW:SIDE:GROUPS: us of one Conv, and the chain's error against FP32.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

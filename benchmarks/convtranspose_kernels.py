@@ -6,8 +6,6 @@ Measures the names of convtranspose_kernels.json, CHANNELS:OUT:KERNEL:STRIDE:SIZ
 the relative L2 error of plain FP16 and of `fix`, of a ConvTranspose with a bias between two Muls.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

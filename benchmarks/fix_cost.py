@@ -8,8 +8,6 @@ Each model runs in a fresh process with `--no-verify` (AutoCast compares nothing
 emulation; TensorRT's build is not included. The operating system measures the process with its children.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

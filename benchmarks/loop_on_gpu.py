@@ -8,8 +8,6 @@ the plain engine in turn, by the device's clock. At last it compares one-row pro
 without. Prints one JSON object. `--engine onnxruntime` tries the script itself where there is no GPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

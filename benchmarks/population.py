@@ -16,8 +16,6 @@ out without a GPU, `fix-gpu` with one; any other variant is options of `fix`, su
 the file of `fix` on the held samples, which an engine may miss; without a GPU `plain`, too, and `score` prints that.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import hashlib

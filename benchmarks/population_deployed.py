@@ -4,8 +4,6 @@ A name is that of a family, of timm or of a table of population_networks.py, and
 `resnet50-batch32`, `bert-batch32-length128`. `deployed` draws names; `build` makes the module and its samples.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -6,8 +6,6 @@ Weights are random at trained scale: products by their fan-in, norms and running
 photographs, token ids by Zipf's law, synthetic speech and series. Of five samples three are for the tools, two judge.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import importlib

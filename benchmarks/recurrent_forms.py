@@ -7,8 +7,6 @@ three forms, and to repair what plain FP16 gets wrong: NumPy computes that, with
 Prints a table on stderr.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -7,8 +7,6 @@ strangers_judge.py, and so is the file of `fix`. A row is wrong if `fix` verifie
 not verify a network that is right in plain FP16, or if `scan` and `verify` think otherwise of plain FP16 than the judge.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

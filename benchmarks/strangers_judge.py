@@ -3,8 +3,6 @@
 Every float16 tensor is rounded, in loops and recurrences at each step, and float64 is float32, as TensorRT has it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@
 They were drawn without a look at the tool's rules. `strangers.py` exports, fixes and judges them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

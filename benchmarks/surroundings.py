@@ -12,8 +12,6 @@ long as the symptom stays, and printed as a row of rewriter/target/quirks.toml. 
 pattern; another run continues there. Without a GPU, files are built and not run.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import os

@@ -6,8 +6,6 @@ FOLDER/NAME gets what population_networks.py writes: model.onnx, half of the sam
 half as held/*.npz to judge.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 import tempfile

@@ -3,8 +3,6 @@
 With `--check` it changes nothing, and fails if one of them is stale.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields

@@ -3,8 +3,6 @@
 python -m docs.endings            # needs tensorrt-rtx, and no GPU
 """
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence

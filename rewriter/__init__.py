@@ -3,8 +3,6 @@
 The names below load on first use, so that `import rewriter` costs nothing.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 
 TYPE_CHECKING = False  # `typing` takes longer to load than all that Ctrl-C is not caught in

@@ -10,8 +10,6 @@ CPU. Nothing is built, and only `auto_convert_mixed_precision` compares outputs:
 argument without a meaning here is a warning.
 """
 
-from __future__ import annotations
-
 import functools
 import glob
 import inspect

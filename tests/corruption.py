@@ -6,8 +6,6 @@
 They run in child processes, so that a crash of native code is a finding with a number.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import resource

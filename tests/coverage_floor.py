@@ -3,8 +3,6 @@
 `--cov-fail-under` holds the sum of lines and branches alone. The file is what `--cov-report=json` writes.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Graphs of `hazards/operators.txt`, and what the table of operators says of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

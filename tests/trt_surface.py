@@ -1,7 +1,5 @@
 """The recorded interfaces of TensorRT's releases (tests/engines/surface/record.py writes them)."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

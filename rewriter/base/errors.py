@@ -1,7 +1,5 @@
 """Every error that `rewriter` raises on purpose: what went wrong, where, and what to do."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from typing import Any, Literal

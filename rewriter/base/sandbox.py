@@ -17,8 +17,6 @@ another. Forks are used on Linux only: they are not safe on macOS and do not exi
 and `worker` run the code in this process (`InProcessWorker`).
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import faulthandler

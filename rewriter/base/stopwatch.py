@@ -1,7 +1,5 @@
 """Progress and wall time of stages, and the deadline of a block of work."""
 
-from __future__ import annotations
-
 import math
 import signal
 import time

@@ -1,7 +1,5 @@
 """Plain English for messages, text as a terminal may show it, and results in a few lines."""
 
-from __future__ import annotations
-
 import math
 import re
 import shlex

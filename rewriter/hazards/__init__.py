@@ -5,8 +5,6 @@ know each other. `RULES` decide what `fix` keeps in FP32, where a hazard is as s
 (`Kind.acts`). `SCAN_RULES` are what `scan` reports: most of those, and rules that only advise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from rewriter.hazards import (

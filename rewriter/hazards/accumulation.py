@@ -1,7 +1,5 @@
 """Hazard rules about sums: of products (docs/hazards.md#fp16-accumulators), running sums, and states."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Hazard rules about attention: masks, and linear attention without normalisation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -4,8 +4,6 @@ FP16 rounds each sample, weight and sum of a transform relative to the large one
 is noise, and a function that is steep at 0 shows it: a logarithm, a root, a quotient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from onnx import NodeProto

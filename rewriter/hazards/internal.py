@@ -1,7 +1,5 @@
 """Hazard rules about values inside one operator, by measurement: docs/hazards.md#sums-inside-an-operator."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 

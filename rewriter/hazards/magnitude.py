@@ -1,7 +1,5 @@
 """Hazard rules about single values: overflow and underflow."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Set
 

@@ -1,7 +1,5 @@
 """Hazard rules about decomposed normalisations, and about the epsilons of divisions, roots and logarithms."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Hazard rules about resolution: values in range that need more than the lower type's 11 or 8 bits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet

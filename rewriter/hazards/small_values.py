@@ -3,8 +3,6 @@
 A logarithm shows relative errors, whatever the size of the value: what FP16 flushes to zero becomes -inf.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from functools import partial

@@ -1,7 +1,5 @@
 """Rules that ask the target: what its parser refuses, and which known defects a graph meets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from rewriter.base.errors import Severity

@@ -1,7 +1,5 @@
 """Hazard rules about types: nodes that keep theirs, and models that hold lower types already."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The user's own rules: functions from a `GraphAnalysis` to hazards (`hazards=`), and limits of values."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace

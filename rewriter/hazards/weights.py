@@ -1,7 +1,5 @@
 """Hazard rules about constants that the lower type cannot hold, or holds with a few bits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 

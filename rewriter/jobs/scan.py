@@ -1,7 +1,5 @@
 """`scan`: the hazards of a model as it is, by severity, with what would repair each. It changes nothing."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """`verify`: the fixed model against the original, on the best engine of this machine."""
 
-from __future__ import annotations
-
 import math
 import os
 import time

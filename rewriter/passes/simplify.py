@@ -1,7 +1,5 @@
 """simplify: folds constants and removes nodes without effect, by onnxsim."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections import Counter

@@ -4,8 +4,6 @@ The commonest cause of "TensorRT lost accuracy" is data that was prepared differ
 of this is certain, so all findings are warnings, and no warning proves nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 

@@ -1,7 +1,5 @@
 """Answers of probes, as they are recorded in the package with their source."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache

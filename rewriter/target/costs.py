@@ -7,8 +7,6 @@ A small kernel costs a fixed time, and the time of a product with few tiles grow
 nothing else runs in parallel.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet

@@ -12,8 +12,6 @@ an FP16 one in FP16 or FP32: measured on single nodes (H100, TensorRT-RTX 1.6.1;
 docs/accuracy.md#kernels-of-products).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet

@@ -1,7 +1,5 @@
 """Nodes that the target's ONNX parser refuses, from the table `operators.toml`."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """A probe: a question, the graphs that test it, and thresholds; probes.toml explains the rows."""
 
-from __future__ import annotations
-
 import functools
 import math
 import re

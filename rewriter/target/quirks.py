@@ -1,7 +1,5 @@
 """Known defects of TensorRT releases, from the table `quirks.toml`, and where a graph meets them."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Checks arithmetic on ONNX Runtime: structure in FP32, then the emulated reduced precision."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

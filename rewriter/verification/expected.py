@@ -1,7 +1,5 @@
 """Runs the original on ONNX Runtime for the expected outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Finds NaN that a model makes by itself, from finite inputs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 

@@ -1,7 +1,5 @@
 """The engine at shapes of its optimisation profile that no sample has, with the data of the samples."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain

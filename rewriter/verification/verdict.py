@@ -1,7 +1,5 @@
 """Checks, and the verdict of all of them."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Judges every attempt of a run by one measure: the same samples, expected outputs and excuses."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence

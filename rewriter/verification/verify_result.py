@@ -1,7 +1,5 @@
 """The result of `verify`, as plain data."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The judge of drawn networks rounds as NumPy does, and compares masks as masks."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from graphs import graph

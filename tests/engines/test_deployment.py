@@ -1,7 +1,5 @@
 """The options of an engine: valid and invalid names, libraries and shapes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

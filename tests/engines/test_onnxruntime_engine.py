@@ -1,7 +1,5 @@
 """ONNX Runtime as an engine: weights by reference, types, and failures that name the node."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import weakref

@@ -1,7 +1,5 @@
 """The last value that a rule allows, and the first that it reports, in numbers that FP32 holds exactly."""
 
-from __future__ import annotations
-
 import pytest
 from hazard_rules import Ranges, analyzed, found, one
 

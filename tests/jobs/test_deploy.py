@@ -1,7 +1,5 @@
 """`deploy`: what each script says, and that it runs where its tool is."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

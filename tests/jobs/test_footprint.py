@@ -1,7 +1,5 @@
 """A run writes its output, its cache and temporary files, and nothing else; it opens no connection."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

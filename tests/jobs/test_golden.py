@@ -4,8 +4,6 @@ After such a change: `pytest -n 0 tests/jobs/test_golden.py --update` writes the
 Their diff shows what changed, and the commit says why.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 

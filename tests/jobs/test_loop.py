@@ -1,7 +1,5 @@
 """The loop of `fix`: an engine's figures decide, on candidates too, and the objective chooses."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """`fix` says it, `verify` confirms it: the same verdict and number, in one set of words."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass, field

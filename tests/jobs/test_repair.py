@@ -1,7 +1,5 @@
 """`fix` repairs a result that fails its checks, and judges on a sample that nothing was fitted to."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator

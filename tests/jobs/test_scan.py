@@ -1,7 +1,5 @@
 """`scan` from the file to the findings: on the case models, as a library, and on the command line."""
 
-from __future__ import annotations
-
 import functools
 import io
 import json

@@ -1,7 +1,5 @@
 """Slow states of recurrences are found and kept in FP32; ordinary ones stay in FP16 and are verified."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import graphs

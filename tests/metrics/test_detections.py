@@ -1,7 +1,5 @@
 """Detectors are compared as detections: right ones stay verified, wrong ones fail and say what they lost."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every metric on outputs with a known value."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

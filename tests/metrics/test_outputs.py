@@ -1,7 +1,5 @@
 """Comparison by value: equal and unequal outputs, and rows as sets."""
 
-from __future__ import annotations
-
 import math
 
 import ml_dtypes

@@ -1,7 +1,5 @@
 """Parts of outputs: which there are, and that each is judged against its own scale."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

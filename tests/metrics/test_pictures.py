@@ -1,7 +1,5 @@
 """Which outputs become pictures, and what their pixels say."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Outputs of probabilities are found by the end of the graph, and judged by differences of probabilities."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

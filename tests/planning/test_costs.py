@@ -1,7 +1,5 @@
 """Estimated times of nodes, held to numbers that are written out here, and of plans: neighbours count."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

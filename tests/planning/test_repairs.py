@@ -1,7 +1,5 @@
 """A model for each rule of `scan`: found, repaired by `fix`, and then, emulated, within 2e-3 of FP32."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

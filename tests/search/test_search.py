@@ -1,7 +1,5 @@
 """The search: the cheapest plan that meets a tolerance, or the reason why there is none."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path

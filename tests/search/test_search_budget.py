@@ -1,7 +1,5 @@
 """A search with a budget: nodes that it does not change, and when it keeps the rules' plan."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

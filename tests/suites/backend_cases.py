@@ -1,7 +1,5 @@
 """The cases of ONNX's backend suite: models of every operator, with inputs."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Checks one case of ONNX's backend suite: FP32 structure, then FP16. It runs in a child process."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

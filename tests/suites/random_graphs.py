@@ -6,8 +6,6 @@
 Each model goes through every pass and through `fix`, in child processes: a crash of native code has a number.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """ONNX's backend suite: structural passes keep FP32, FP16 stays within FP16's error, and nothing crashes."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

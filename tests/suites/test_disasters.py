@@ -1,7 +1,5 @@
 """Kills, full disks, read-only folders and rival writers leave a whole model, the old one or the new."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """The reasons that a failed check gives."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

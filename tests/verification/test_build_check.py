@@ -1,7 +1,5 @@
 """The build check: a real TensorRT build must have the types and norms of the model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

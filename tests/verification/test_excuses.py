@@ -1,7 +1,5 @@
 """What may excuse a failed check: the network's own sums, or its own FP32 engine, within limits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace

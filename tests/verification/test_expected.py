@@ -1,7 +1,5 @@
 """The results that everything is compared with: those of exact arithmetic, and as the model's types round."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from graphs import graph

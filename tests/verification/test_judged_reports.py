@@ -1,7 +1,5 @@
 """What a build's report and the outcomes of runs become, without a TensorRT."""
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import replace

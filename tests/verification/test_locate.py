@@ -1,7 +1,5 @@
 """The first wrong tensor of an engine: bisection by cuts, and planted faults on ONNX Runtime."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

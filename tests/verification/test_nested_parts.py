@@ -1,7 +1,5 @@
 """Parts within parts, such as scores of a quiet clip beside its boxes: 28 right pairs and 28 wrong ones."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

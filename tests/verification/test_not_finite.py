@@ -1,7 +1,5 @@
 """Shares of outputs that hold NaN."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from graphs import graph

@@ -1,7 +1,5 @@
 """`verify`, `fix` and `locate` judge outputs by their parts: small forms of networks that were "Verified"."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Engines are run at the ends of their profile, with data of the samples, and judged row by row."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The verdict as data: which checks pass, how far a result is from its tolerance, and what is reported."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

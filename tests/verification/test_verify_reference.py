@@ -1,7 +1,5 @@
 """The reference of `verify` if ONNX Runtime lacks an operator of the original that a plugin has."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

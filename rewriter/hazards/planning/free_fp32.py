@@ -15,8 +15,6 @@
 Not free: epilogues of a Conv, or of several products of one tensor that no pass merged (merge-projections).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 

@@ -7,8 +7,6 @@ Casts, and the stream is no longer rounded once per layer. It costs 4 bytes per 
 constants.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 

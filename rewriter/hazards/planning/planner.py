@@ -1,7 +1,5 @@
 """Turns hazards into a plan, with islands that share a border merged, and fits saved plans to a model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain

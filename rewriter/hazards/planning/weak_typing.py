@@ -9,8 +9,6 @@ a number (onnx-tensorrt's registerLayer), and the metadata `[ONNX Layer: name]`.
 names, separated by commas, with a colon before the type: nodes get names without these characters.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

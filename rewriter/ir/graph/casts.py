@@ -6,8 +6,6 @@ Casts between float types are removed first, and inserted where a consumer needs
 the tensor is stored in.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

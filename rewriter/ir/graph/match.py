@@ -1,7 +1,5 @@
 """Questions about the operands and neighbours of a node, asked from the end of a pattern to its inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from onnx import NodeProto

@@ -1,7 +1,5 @@
 """Appends nodes with new names to a list."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Functions of nodes and names that need no index of the graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeGuard, TypeVar
 

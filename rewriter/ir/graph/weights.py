@@ -1,7 +1,5 @@
 """Constants that replace weights, nodes that replace products, and the reasons why one cannot be replaced."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -5,8 +5,6 @@ weights go into a new file, and the model that names it replaces the old model i
 those that we wrote go, if no model in the folder names them any more.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -1,7 +1,5 @@
 """Element types and shapes of all tensors, by shape inference."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Walks over graphs and subgraphs, and operators that onnx does not know."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any

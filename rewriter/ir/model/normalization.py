@@ -1,7 +1,5 @@
 """Normalizes a model that TensorRT accepts and onnx.checker or ONNX Runtime refuses; lifts weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from copy import deepcopy

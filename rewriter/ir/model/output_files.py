@@ -4,8 +4,6 @@ What is being written is locked until it is complete. The system drops a lock wi
 run can tell what a killed one left from what a living one writes, on network file systems with locks, too.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,7 +1,5 @@
 """Loads models from files, protos and graphs of onnx-graphsurgeon."""
 
-from __future__ import annotations
-
 import os
 import sys
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """The float types of tensors and constants, and those that an operator's schema allows at its ends."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A model whose plugins are not here, as two models: what runs without them, and the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Types and shapes of tensors, ports, and the detached tensors whose data is held outside the proto."""
 
-from __future__ import annotations
-
 import mmap
 from dataclasses import dataclass, field
 from typing import Any

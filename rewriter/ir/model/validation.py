@@ -4,8 +4,6 @@
 text that is not UTF-8, tensors whose type, dims and data contradict each other, and versions beyond 32 bits.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Writes models, reports and plans to files: the whole file, or nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Follows the huge numbers of attention masks to the Softmax (or Attention) or wherever else they go."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Tensors with equal values: copies, Casts, results that are computed twice, and what they meet."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterator
 
 import numpy as np

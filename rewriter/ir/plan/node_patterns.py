@@ -1,7 +1,5 @@
 """Nodes that a user names."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Iterator
 from dataclasses import dataclass

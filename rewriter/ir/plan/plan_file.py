@@ -5,8 +5,6 @@ output: both survive a change of types, and neither depends on how the model is 
 somebody adds by hand may give the node's name instead; `planner.fit` finds its key.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

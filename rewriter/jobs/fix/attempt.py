@@ -1,7 +1,5 @@
 """One attempt at a model: the passes of a candidate, its plan, and the checks of the result."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The error of a model in reduced precision before anything is repaired, beside the result's error."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress

@@ -4,8 +4,6 @@ First the rules' plan; on an engine, FP32 that may cost nothing there, plain FP1
 passes and groups of FP32 nodes; more FP32 where the error is; all nodes in FP32.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter

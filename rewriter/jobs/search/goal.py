@@ -1,7 +1,5 @@
 """Goals of a search, and its result."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -4,8 +4,6 @@ Candidates are evaluated by emulation and recorded costs. Nodes are ranked by th
 that each causes (`contributions`) over its estimated cost in FP32.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence

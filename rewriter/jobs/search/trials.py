@@ -4,8 +4,6 @@ Some norms and nodes of attention make an engine worse in FP32, because they und
 or break a kernel (docs/plans.md#nodes-that-are-worse-in-fp32). An emulation with FP32 sums does not show it.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ FP16 model never runs on it. Instead every tensor is FP32, and a pair of Casts r
 model has in FP16 or BF16, with the overflow and the subnormal numbers of that type.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Literal

@@ -4,8 +4,6 @@ A Tensor Core adds 16 products to the accumulator and rounds it to FP16. Here su
 local function that does the same in a Loop, so partial sums beyond 65504 overflow, too. A ConvTranspose sums
 in FP32 (docs/accuracy.md#emulated-sums)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

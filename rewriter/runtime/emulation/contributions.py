@@ -5,8 +5,6 @@ deviate by is the part's share. The largest share is halved next: errors at the 
 amplified, or damped, by all nodes after them, which the error that a node adds does not show.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math

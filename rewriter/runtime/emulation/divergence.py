@@ -5,8 +5,6 @@ the emulated model on its own, with the original's values as operands. The graph
 soon as the tensors exist, so memory is a small multiple of the largest activation.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping

@@ -4,8 +4,6 @@ TensorRT multiplies by the reciprocal of a constant, rounded to FP16. It divides
 graph's output reads the quotient (one H200, TensorRT-RTX 1.6.1; docs/accuracy.md#rounded-reciprocals).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 

@@ -4,8 +4,6 @@
 (docs/accuracy.md#how-close-the-emulation-comes).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 

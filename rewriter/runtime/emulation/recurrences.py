@@ -5,8 +5,6 @@ products are FP16 (one H200, TensorRT-RTX 1.6.1: bit-equal over 3,000 steps of c
 ONNX Runtime keeps them in FP32 inside the operator.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence

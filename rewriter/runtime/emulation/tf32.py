@@ -6,8 +6,6 @@ FP32. So an FP32 island around such a node has the range and the sums of FP32, b
 because TensorRT runs them in INT8.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from onnx import GraphProto, NodeProto, TensorProto, helper

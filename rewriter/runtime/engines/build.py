@@ -4,8 +4,6 @@
 difference that callers see. Networks are always strongly typed.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ finds its kernels there is quicker and chooses the same ones again. TensorRT-RTX
 GPU that it runs on, and asking for one makes a build without a GPU fail.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

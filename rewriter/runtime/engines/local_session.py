@@ -1,7 +1,5 @@
 """Sessions of ONNX Runtime in this process, also as a `Program` of the protocol."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence

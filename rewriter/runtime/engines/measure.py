@@ -4,8 +4,6 @@
 `EngineCalls` keeps one engine loaded, which answers calls one by one.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence

@@ -6,8 +6,6 @@
 Large models run with CUDA, where it works (benchmarks/README.md#references-on-cuda).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar

@@ -5,8 +5,6 @@ to their maker. The environment switches that off before anything is written; th
 where the module was imported before.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

@@ -1,7 +1,5 @@
 """Runs probes on an engine, several models side by side, and keeps their answers in the user's cache."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -18,8 +18,6 @@ that becomes an `EngineOutcome`. Its obligations:
   every variant in a process of its own, so that one does not spoil the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

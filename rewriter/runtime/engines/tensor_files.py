@@ -1,7 +1,5 @@
 """Arrays between processes: a folder with one npy file for each tensor, memory-mapped when read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """TensorRT in Python: its import, log and plugins; used in child processes only."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """TensorRT and TensorRT-RTX as a `Program`: loads, runs and times; used in child processes only."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The GPU of this machine, the installed libraries, and the best engine that runs here."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, replace

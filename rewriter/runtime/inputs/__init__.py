@@ -1,7 +1,5 @@
 """Samples for a model: the user's data, or seeded random feeds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial

@@ -4,8 +4,6 @@ A loader's labels, a missing batch axis and float64 are what most data differs i
 noted, for the user to see.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice

@@ -3,8 +3,6 @@
 Inputs of decoders, and their caches, have the names in optimum's exports or in genai_config.json.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Reads samples from npz and npy files, folders of either, Polygraphy's JSON, dicts and generators."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -1,7 +1,5 @@
 """Finds sizes of dynamic axes: those a model runs with, and those an optimisation profile needs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Metrics that a tolerance may be about: one number for the error of all outputs."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import math

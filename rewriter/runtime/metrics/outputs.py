@@ -1,7 +1,5 @@
 """Compares the outputs of a model with the original's, by name."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

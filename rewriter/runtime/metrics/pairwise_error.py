@@ -1,7 +1,5 @@
 """The figures of a pair of arrays: how far a result is from its reference."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The worst sample and build of each output: its figures, and a small picture where it is an image."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -8,8 +8,6 @@ probability goes from 0 to 1 over a pixel or two. An edge that moves by a tenth 
 changes values by a tenth. So maps are compared as areas.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 

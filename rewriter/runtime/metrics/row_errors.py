@@ -1,7 +1,5 @@
 """Matches the rows of two results as sets, for detectors whose TopK orders rows by score."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 

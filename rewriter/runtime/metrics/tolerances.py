@@ -1,7 +1,5 @@
 """Tolerances by the precision that a model computes in, each with its source."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from onnx import TensorProto

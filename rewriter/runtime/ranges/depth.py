@@ -1,7 +1,5 @@
 """Ranges in the order of the network's depth, as reports draw them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Ranges at the largest shapes of the optimisation profile: sums grow with an axis beyond the samples."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import prod

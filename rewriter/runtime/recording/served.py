@@ -6,8 +6,6 @@ The script's processes connect to this one, and send each call. `Served` loads i
 environment, which may lack all but NumPy.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import threading

@@ -1,7 +1,5 @@
 """Tensors of two exports of a network, matched by what computes them where their names say something else."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import defaultdict
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ first wrong tensor in O(log n) builds, each with as many marks as a cut is wide.
 narrow, as their residual streams are one tensor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

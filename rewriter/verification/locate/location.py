@@ -1,7 +1,5 @@
 """The result of `locate`, as plain data."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -7,8 +7,6 @@ process of its own. The native libraries may be stand-ins: nothing is built. Cla
 properties are those of the module. Parameters, and the names of methods to override, come from docstrings.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

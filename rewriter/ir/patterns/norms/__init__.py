@@ -4,8 +4,6 @@
 their input does, so the planner needs each of them as a unit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice

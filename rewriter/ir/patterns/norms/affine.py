@@ -1,7 +1,5 @@
 """The affine part after a normalisation: a factor and a summand that are its scale and bias."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np
