@@ -55,7 +55,7 @@ def test_quiet_is_one_line_and_verbose_says_more(name: str, files: dict[str, str
     assert len(quiet) == 1
     assert usual[0] == verbose[0] == quiet[0], "the verdict comes first"
     assert len(quiet) <= len(usual) <= len(verbose)
-    assert len(usual) <= 16
+    assert len(usual) <= 18  # long paths take a line more
 
 
 def test_json_of_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,11 +191,16 @@ def _culprits(attempts: Attempts) -> list[Pass]:
 
 
 def _without_what_is_refused(attempts: Attempts) -> Iterator[Candidate]:
-    """Candidates with refused nodes in FP32; then without one pass each, since the original builds."""
+    """Candidates with refused nodes in FP32, or without the search; then without one pass each.
+
+    The original builds, so one of these may.
+    """
     if not attempts.latest_attempt.is_unbuilt():
         return
     yield from _refused_in_fp32(attempts)
     first = attempts.first_attempt
+    if first.search is not None and first.search.cost_us and attempts.latest_attempt.is_unbuilt():
+        yield first.candidate.changed("without what the search added", goal=None)
     for step in first.candidate.steps:
         if not attempts.latest_attempt.is_unbuilt():
             return
