@@ -18,7 +18,7 @@ from searching import OFFSET
 import rewriter
 from rewriter.hazards import GraphAnalysis, Hazard
 from rewriter.ir.model import Array, Model, load
-from rewriter.jobs.fix.attempt import Attempt, attempt
+from rewriter.jobs.fix.attempt import Attempt, Estimate, attempt
 from rewriter.jobs.fix.candidates import _optimism
 from rewriter.jobs.fix.job import Candidate
 from rewriter.jobs.fix.result import FixResult
@@ -219,7 +219,7 @@ def attempts_of(plain: Check, *checks: tuple[Check, bool]) -> Attempts:
     job = SimpleNamespace(may_drop_optional_fp32=True, limit=None)
     workload: Any = SimpleNamespace(plain=plain, job=job, verifier=SimpleNamespace(settings=None))
     attempts: Any = [SimpleNamespace(arithmetic=c, is_plain=is_plain, failed=()) for c, is_plain in checks]
-    return Attempts(workload, attempts, lambda one: (0.0, 0.0, 0.0))
+    return Attempts(workload, attempts, lambda one: Estimate(0.0, 0.0))
 
 
 @pytest.mark.parametrize(("plain", "now", "carriers", "worse"), WORSE)
@@ -257,7 +257,7 @@ def test_what_is_not_timed_again_in_turn_counts_as_if_it_were() -> None:
     verifier: Any = SimpleNamespace(settings=True, timed_in_turn=lambda engines: [20.0] * len(engines))
     alone: Any = [SimpleNamespace(failed=(), engine="engine", latency_us=us) for us in (10.0, 10.5, 12.0)]
     workload: Any = SimpleNamespace(verifier=verifier, job=SimpleNamespace(latency_tolerance=0.02))
-    attempts = Attempts(workload, alone, lambda one: (0.0, 0.0, 0.0))
+    attempts = Attempts(workload, alone, lambda one: Estimate(0.0, 0.0))
     assert attempts._timed_in_turn() == [20.0, 20.0, 24.0]
 
 
@@ -294,9 +294,11 @@ def test_without_an_engine_the_estimate_has_to_be_clear(monkeypatch: pytest.Monk
     assert all_kept.conclusion.remarks == ("all of it is FP32: rules and options leave nothing in FP16",)
     monkeypatch.setattr(f"{CANDIDATES}.CLEARLY_FASTER", 100.0)
     monkeypatch.setattr(f"{CANDIDATES}.MIN_GAIN_US", -1e9)
-    monkeypatch.setattr(
-        f"{CANDIDATES}.estimated_us", lambda attempt, workload: (9.0 if attempt.plan else 1.0, 1.0, 1.0)
-    )
+
+    def faster(attempt: Attempt, workload: Workload) -> Estimate:
+        return Estimate(9.0 if attempt.plan else 1.0, 1.0, 1.0, 1.0)
+
+    monkeypatch.setattr(f"{CANDIDATES}.estimated_us", faster)
     result = rewriter.fix(**small(), build=False)
     assert result.plan is None and "estimated, recorded on an H200" in result.conclusion.remarks[0]
 

@@ -28,7 +28,7 @@ from rewriter.pipeline.presets import PRESETS
 from rewriter.runtime.emulation import reference
 from rewriter.runtime.ranges import Ranges, measure
 from rewriter.runtime.ranges.profile_end import scale_to_profile
-from rewriter.target.costs import priced
+from rewriter.target.costs import Prices, priced
 from rewriter.verification.verdict import GOALS, Check, deciding
 from rewriter.verification.verifier import engine_first
 
@@ -304,22 +304,32 @@ def _checked(
     return engine_first((*checks, *built)), engine
 
 
-def estimated_us(attempt: Attempt, workload: Workload) -> tuple[float, float, float]:
-    """The recorded costs of an attempt, of FP32, and of plain FP16 (or BF16).
+@dataclass(frozen=True)
+class Estimate:
+    """Recorded costs in us, at the shapes of the first sample."""
 
-    That lacks passes of ours, and FP32 without a hazard. In us, at the shapes of the first sample.
-    """
+    planned: float
+    rewritten: float  # the attempt's graph in FP32
+    fp32: float = math.inf  # the original's: without passes of ours
+    plain: float = math.inf  # the original's in FP16 (or BF16) but for hazards
+
+
+def estimated_us(attempt: Attempt, workload: Workload) -> Estimate:
     if not workload.verifier.samples:
-        return math.inf, math.inf, math.inf
+        return Estimate(math.inf, math.inf)
     sample, target = workload.verifier.samples[0], attempt.candidate.precision.target
     calibrated = attempt.calibrated
     prices = priced(calibrated.model.at_sizes(sample), target)
-    broken = fsum(attention.us for attention in prices.attentions)
-    fp32 = fsum(prices.base.values()) + fsum(prices.own.values()) + broken
+    fp32 = _fp32_us(prices)
     if attempt.plan is None:
-        return fp32, fp32, math.inf
-    plain = (
-        prices if calibrated.plain is calibrated.model else priced(calibrated.plain.at_sizes(sample), target)
-    )
+        return Estimate(fp32, fp32, fp32)
+    same = calibrated.plain is calibrated.model
+    plain = prices if same else priced(calibrated.plain.at_sizes(sample), target)
     hazards = tuple(d for d in attempt.plan.decisions if d.rule not in OPTIONAL)
-    return prices.total_us(attempt.plan), fp32, plain.total_us(replace(attempt.plan, decisions=hazards))
+    plain_us = plain.total_us(replace(attempt.plan, decisions=hazards))
+    return Estimate(prices.total_us(attempt.plan), fp32, _fp32_us(plain), plain_us)
+
+
+def _fp32_us(prices: Prices) -> float:
+    broken = fsum(attention.us for attention in prices.attentions)
+    return fsum(prices.base.values()) + fsum(prices.own.values()) + broken

@@ -336,7 +336,8 @@ def _fp32_may_be_faster(attempts: Attempts) -> bool:
     best = attempts.best_attempt
     if best.plan is None or attempts.workload.job.request.save_plan is not None:
         return False  # who wants the plan wants the model that it makes
-    planned, fp32, _ = attempts.estimated(best)
+    costs = attempts.estimated(best)
+    planned, fp32 = costs.planned, costs.rewritten
     if attempts.runs:
         return fp32 <= MAYBE_FASTER * planned
     return fp32 <= CLEARLY_FASTER * planned and planned - fp32 >= MIN_GAIN_US

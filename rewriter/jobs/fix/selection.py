@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rewriter.base.stopwatch import interrupt_handled
-from rewriter.jobs.fix.attempt import PLAIN, Attempt
+from rewriter.jobs.fix.attempt import PLAIN, Attempt, Estimate
 from rewriter.jobs.fix.workload import Workload
 from rewriter.jobs.search.goal import NOISE
 from rewriter.pipeline.presets import PRESETS
@@ -160,7 +160,7 @@ class Attempts:
 
     workload: Workload
     attempts: list[Attempt]
-    estimated: Callable[[Attempt], tuple[float, float, float]]
+    estimated: Callable[[Attempt], Estimate]
     check_s: float = 0.0
     failures: list[str] = field(default_factory=list)
     stopped: str = ""
@@ -244,14 +244,14 @@ class Attempts:
         plain = {step.name for step in PRESETS[PLAIN].steps}
         if any(cause.repaired_by and cause.repaired_by not in plain for cause in attempt.causes):
             return False
-        planned, _, other = self.estimated(attempt)
-        return planned > (1.0 + NOISE) * other
+        costs = self.estimated(attempt)
+        return costs.planned > (1.0 + NOISE) * costs.plain
 
     def latencies(self) -> list[float]:
         """Latencies of the attempts in us: measured on their engines, or else their recorded costs."""
         if self.runs:
             return [math.inf if (us := a.latency_us) is None else us for a in self.attempts]
-        return [0.0] if len(self.attempts) == 1 else [self.estimated(a)[0] for a in self.attempts]
+        return [0.0] if len(self.attempts) == 1 else [self.estimated(a).planned for a in self.attempts]
 
     def selection(self) -> Selection:
         """The best attempt, and how it was found."""
@@ -322,14 +322,14 @@ class Attempts:
         chosen = self.attempts[at]
         if chosen.plan is None or chosen.all_fp32 or not self.workload.verifier.samples:
             return
-        planned, fp32, plain = self.estimated(chosen)
-        for name, estimate in (("FP32", fp32), ("plain FP16", plain)):
+        costs = self.estimated(chosen)
+        for name, estimate in (("FP32", costs.fp32), ("plain FP16", costs.plain)):
             pairs = zip(self.attempts, latencies, strict=True)
             us = next((us for attempt, us in pairs if attempt.candidate.name == name), math.inf)
             if self.runs and math.isfinite(us):
                 yield LatencyShare(name, latencies[at] / us, measured=True)
-            elif min(planned, estimate) >= KERNEL_US:
-                yield LatencyShare(name, planned / estimate, measured=False)
+            elif min(costs.planned, estimate) >= KERNEL_US:
+                yield LatencyShare(name, costs.planned / estimate, measured=False)
 
     def _lines(self, latencies: Sequence[float]) -> Iterator[str]:
         if len(self.attempts) == 1 and not self.stopped and not self.failures:
