@@ -12,7 +12,7 @@ from rewriter.ir.graph.match import optional_input
 from rewriter.ir.graph.weights import NewWeights, Replacement, layout_obstacle
 from rewriter.ir.model import Array
 from rewriter.ir.plan.node_patterns import NodePatterns
-from rewriter.passes.algorithms.windows import Windows, windows_of
+from rewriter.passes.algorithms.windows import Windows, pads_of, reason_against_product, windows_of
 from rewriter.passes.base import Change, Context, Event, Exactness, Requires, WeightPass, refused
 
 ALIGNED = 8  # channels that Tensor Cores read together in FP16
@@ -88,18 +88,15 @@ class ConvtransposeToDepthToSpace(WeightPass):
         if len(taps) != 2:
             most = MOST_OVERLAP if len(taps) == 1 else 1
             return math.prod(windows.strides) > 1 and len(taps) <= 3 and max(taps) <= most
-        square = len(windows.kernel) == 2 and windows.strides[0] == windows.strides[1] > 1
+        square = windows.strides[0] == windows.strides[1] > 1
         return square and windows.out < self.channels and windows.channels * math.prod(taps) <= self.depth
 
 
 def _reason_against(graph: GraphEditor, node: NodeProto, windows: Windows, kept: NodePatterns) -> str | None:
-    if attribute(node, "group", 1) != 1:
-        return "its groups would have to be written one by one"
-    same = attribute(node, "auto_pad", "NOTSET").startswith("SAME")
-    if attribute(node, "output_shape") or (same and min(windows.kernel) < windows.strides[0]):
+    if (reason := reason_against_product(node, windows)) is not None:
+        return reason
+    if attribute(node, "output_shape") or pads_of(node, windows) is None:
         return "its padding follows from the size of its result"
-    if any(step != 1 and size != 1 for step, size in zip(windows.dilations, windows.kernel, strict=True)):
-        return "its windows are dilated"
     bias = optional_input(node, 2)
     if bias and graph.constant(bias) is None:
         return f"its bias {bias} is computed"
@@ -128,17 +125,10 @@ class _SubPixel(Replacement):
 
         Negative at the end where `output_padding` is longer than the windows.
         """
-        kernel, strides, axes = self.windows.kernel, self.windows.strides, len(self.windows.kernel)
-        auto = attribute(self.node, "auto_pad", "NOTSET")
+        pads, axes = pads_of(self.node, self.windows), len(self.windows.kernel)
+        assert pads is not None  # else the node is declined
         longer = attribute(self.node, "output_padding", [0] * axes)
-        if auto.startswith("SAME"):  # the result is as large as the steps
-            total = [k - step + more for k, step, more in zip(kernel, strides, longer, strict=True)]
-            less, rest = [size // 2 for size in total], [size - size // 2 for size in total]
-            begin, end = (less, rest) if auto == "SAME_UPPER" else (rest, less)
-        else:
-            pads = attribute(self.node, "pads", [0] * 2 * axes) if auto == "NOTSET" else [0] * 2 * axes
-            begin, end = pads[:axes], pads[axes:]
-        return begin, [size - more for size, more in zip(end, longer, strict=True)]
+        return [*pads[:axes]], [size - more for size, more in zip(pads[axes:], longer, strict=True)]
 
     @property
     def taps(self) -> list[int]:
@@ -187,11 +177,9 @@ class _SubPixel(Replacement):
         turned = self.add(
             "Transpose", [parts], self.tensor("turned"), f"{self.name}/Turn", perm=[0, 1 + axes, *pairs]
         )
-        sizes = (
-            [size * step for size, step in zip(self.windows.known, strides, strict=True)]
-            if axes > 1
-            else [-1]
-        )
+        sizes = [-1]  # one axis may be of any size
+        if axes > 1:
+            sizes = [size * step for size, step in zip(self.windows.known, strides, strict=True)]
         self.reshape(turned, (out, *sizes), result)
 
     def _conv(self, result: str) -> None:

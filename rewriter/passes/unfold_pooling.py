@@ -44,11 +44,11 @@ class UnfoldPooling(GraphPass):
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         for node in graph.nodes:
-            shape = graph.shape(node.input[0]) if is_op(node, "AveragePool") else None
-            kernel = attribute(node, "kernel_shape", [])
-            if shape is None or len(shape) != 4 or shape[1] != 1 or kernel != attribute(node, "strides", []):
+            if not is_op(node, "AveragePool"):
                 continue
-            if max(kernel) > 1:
+            shape, kernel = graph.shape(node.input[0]) or (), attribute(node, "kernel_shape", [])
+            one = len(shape) == 4 and shape[1] == 1
+            if one and kernel == attribute(node, "strides", []) and max(kernel) > 1:
                 sizes = [size for size in shape[2:] if isinstance(size, int)]
                 refusal = refused(node, "it stays an AveragePool", _reason_against(node, sizes, context.kept))
                 yield refusal or _write(Replacement(graph, node, "unfolded"), sizes, kernel)

@@ -66,8 +66,13 @@ def pads_of(node: NodeProto, windows: Windows) -> tuple[int, ...] | None:
         return tuple(attribute(node, "pads", [0] * 2 * axes))
     if auto == "VALID":
         return (0,) * 2 * axes
-    totals = []
-    for size, step, reach in zip(windows.sizes, windows.strides, windows.reach, strict=True):
+    totals, longer = [], attribute(node, "output_padding", [0] * axes)
+    for size, step, reach, more in zip(windows.sizes, windows.strides, windows.reach, longer, strict=True):
+        if node.op_type == "ConvTranspose":  # the result is as large as the steps
+            if reach + 1 < step:
+                return None
+            totals.append(reach + 1 - step + more)
+            continue
         if step != 1 and not isinstance(size, int):
             return None
         left = (size - 1) % step if isinstance(size, int) else 0  # elements after the last step
@@ -83,10 +88,8 @@ def reason_against(graph: GraphEditor, node: NodeProto, windows: Windows, kept: 
     """
     if (reason := kept.reason(node) or layout_obstacle(graph, node.input[1])) is not None:
         return reason
-    if attribute(node, "group", 1) != 1:
-        return "its groups would have to be written one by one"
-    if any(step != 1 and size != 1 for step, size in zip(windows.dilations, windows.kernel, strict=True)):
-        return "its windows are dilated"
+    if (reason := reason_against_product(node, windows)) is not None:
+        return reason
     for axis, (size, step) in enumerate(zip(windows.sizes, windows.strides, strict=True), start=2):
         if not isinstance(size, int):
             return (
@@ -95,4 +98,13 @@ def reason_against(graph: GraphEditor, node: NodeProto, windows: Windows, kept: 
             )
         if size < step or size % step:
             return f"steps of {step} leave a remainder of {size} elements along axis {axis}"
+    return None
+
+
+def reason_against_product(node: NodeProto, windows: Windows) -> str | None:
+    """The reason why windows are no rows of one product; None if they are."""
+    if attribute(node, "group", 1) != 1:
+        return "its groups would have to be written one by one"
+    if any(step != 1 and size != 1 for step, size in zip(windows.dilations, windows.kernel, strict=True)):
+        return "its windows are dilated"
     return None
