@@ -33,6 +33,17 @@ def output_dict(output: OutputComparison) -> dict[str, Any]:
     return {**shown, "passed": output.passed}
 
 
+def decisive(whole: OutputComparison, outputs: Iterable[OutputComparison]) -> OutputComparison:
+    """The output, or the one of its parts that fails further; `outputs` has the parts."""
+    parts = (output for output in outputs if output.of == whole.name and not output.passed)
+    return max((whole, *parts), key=furthest)
+
+
+def furthest(output: OutputComparison) -> tuple[bool, float]:
+    """Orders outputs by their distance from the tolerance."""
+    return not output.finite, output.excess
+
+
 def size(output: OutputComparison) -> str:
     noise = output.note if output.note == ROUNDING_NOISE else f"{output.relative_l2:.2g}"
     return noise if output.finite else "NaN or infinity"

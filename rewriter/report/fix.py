@@ -22,6 +22,7 @@ from rewriter.report import checks
 from rewriter.report.json import attributes, data_dict, document
 from rewriter.report.tables import NAME, Cell, Kind, State, Table, grouped, number, table
 from rewriter.report.terminal import MORE, Row, data_words, facts, first_rows, print_report, shortened
+from rewriter.runtime.metrics.outputs import OutputComparison
 from rewriter.runtime.metrics.tolerances import RELATIVE_L2
 from rewriter.target import Target
 from rewriter.target.costs import ORIGIN
@@ -86,7 +87,10 @@ def rows(result: FixResult, *, everything: bool) -> Iterator[Row]:
 
 
 def _errors(result: FixResult, most: int | None) -> Iterator[Row]:
-    """The error of each output, before and now, the furthest from its tolerance first; and its parts."""
+    """The error of each output, before and now, the furthest from its tolerance first; and its parts.
+
+    Where a part fails, now or before, it is the part that is printed.
+    """
     check = checks.judging_check(result.checks)
     if check is None or check.name == "structure":
         return
@@ -98,9 +102,14 @@ def _errors(result: FixResult, most: int | None) -> Iterator[Row]:
         words = f"{low}{figure(check.value.value)}, {relation} {figure(check.value.allowed)}"
         yield "Error", f"{check.value.metric} {words} (of the worst sample; {how})"
         return
-    before = {output.name: output for output in result.before if not output.of}
-    whole = (output for output in check.outputs if not output.of)
-    outputs = sorted(whole, key=lambda output: (not output.finite, output.excess), reverse=True)
+    before, now = ({output.name: output for output in outputs} for outputs in (result.before, check.outputs))
+    outputs = list[OutputComparison]()
+    for whole in (output for output in check.outputs if not output.of):
+        failed = checks.decisive(whole, check.outputs)
+        if failed is whole and whole.name in before:
+            failed = now.get(checks.decisive(before[whole.name], result.before).name, whole)
+        outputs.append(failed)
+    outputs.sort(key=checks.furthest, reverse=True)
     for output in outputs[:most]:
         plain = before.get(output.name)
         low = f"{checks.size(plain)} in plain {result.precision.upper()}, now " if plain else ""

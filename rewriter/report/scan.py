@@ -9,7 +9,7 @@ from rich.console import Console
 from rewriter.base.errors import SEVERITIES, RewriterError, Severity
 from rewriter.base.text import command_line, count
 from rewriter.jobs.scan import Finding, ScanResult
-from rewriter.report.checks import check_dict, relation, size
+from rewriter.report.checks import check_dict, decisive, furthest, relation, size
 from rewriter.report.json import attributes, data_dict, document
 from rewriter.report.tables import Cell, Kind, State, Table, grouped, number, table
 from rewriter.report.terminal import MORE, Row, data_words, facts, last_rows, listed, print_report
@@ -70,8 +70,8 @@ def _by_repair(findings: Iterable[Finding]) -> list[list[Finding]]:
 def rows(result: ScanResult) -> Iterator[Row]:
     """The lines after the verdict: the error of each output, kinds of findings with their repairs."""
     if (plain := result.plain) is not None:
-        low, outputs = result.precision.upper(), [output for output in plain.outputs if not output.of]
-        worst = sorted(outputs, key=lambda output: (not output.finite, output.excess), reverse=True)
+        low, whole = result.precision.upper(), (output for output in plain.outputs if not output.of)
+        worst = sorted((decisive(o, plain.outputs) for o in whole), key=furthest, reverse=True)
         for output in worst[:OUTPUTS]:
             yield (
                 "Error",

@@ -1,6 +1,7 @@
 """`verify`, `fix` and `locate` judge outputs by their parts: small forms of networks that were "Verified"."""
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ from graphs import with_weights
 import rewriter
 from rewriter.ir.model import Array, save
 from rewriter.jobs.locate import locate
+from rewriter.report.fix import rows as fix_rows
+from rewriter.report.scan import rows as scan_rows
 from rewriter.runtime.metrics.outputs import OutputComparison
 from rewriter.verification.arithmetic_checks import as_fp32
 from rewriter.verification.verdict import Check
@@ -148,3 +151,27 @@ def test_fp32_excuses_parts(error: float, own: float, entries: int, passed: bool
     check = Check("run", False, "", rounds[0], rounds=rounds)
     judged = as_fp32(check, lambda: [[part(own, entries)]], "FP32", parts_alone=asked)
     assert judged.passed is passed
+
+
+DISTANCES = """g (float[1,16,400] x, float[1,4,16] b, float[1,20,16] c) => (float[1,24,400] y) {
+    size = Constant <value = float {640.0}> () far = Constant <value = float {FACTOR}> ()
+    l = MatMul(b, x) s = Sigmoid(l) boxes = Mul(s, size) m = MatMul(c, x) near = Add(m, far)
+    d = Sub(near, far) t = Sigmoid(d) y = Concat<axis = 1>(boxes, t) }"""
+
+
+def test_the_error_line_has_the_figure_of_the_part_that_fails(tmp_path: Path) -> None:
+    """Scores by distances: 4 decimals of 3000.5 are lost, and the boxes' figure would hide it."""
+    path, inputs = network(tmp_path, DISTANCES, "3000.0"), data(1, 16, 400)
+    scores = "relative L2 of y (rows 4 to 23 of axis 1)"
+    told = rewriter.scan(path, inputs=inputs)
+    (line,) = [text for label, text in scan_rows(told) if label == "Error"]
+    assert told.plain is not None and re.match(r"0\.[1-9]\d* in plain FP16, NOT within 0\.0", line), line
+    assert scores in line
+    fixed = rewriter.fix(path, inputs=inputs, build=False)
+    line = next(text for label, text in fix_rows(fixed, everything=False) if label == "Error")
+    assert re.match(rf"0\.[1-9]\d* in plain FP16, now 0\.00\d+, within .*{re.escape(scores)}", line), line
+    failed = rewriter.fix(
+        path, inputs=inputs, build=False, repair=False, passes="mixed-precision", lower=["*"]
+    )
+    line = next(text for label, text in fix_rows(failed, everything=False) if label == "Error")
+    assert not failed.verified and "NOT within 0.0" in line and scores in line, line
