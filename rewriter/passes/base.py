@@ -1,5 +1,6 @@
 """Defines a pass: a frozen dataclass whose fields are its options, and the events that it reports."""
 
+import re
 import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -123,12 +124,20 @@ def with_header(example: str) -> str:
     return text if text.startswith("<") else f'<ir_version: 8, opset_import: ["" : 17]>\n{text}'
 
 
+def sides(example: str) -> tuple[str, str]:
+    """The graph of an example before its pass, and after it."""
+    text = textwrap.dedent(example)
+    before, after = (re.sub(rf"^{other}.*\n?|^[-+ ]", "", text, flags=re.MULTILINE) for other in (r"\+", "-"))
+    return before, after
+
+
 @dataclass(frozen=True)
 class Pass(ABC):
     """A rewrite with a name. The class docstring says why it exists; its fields are its options.
 
-    `before` and `after` are a small example in the syntax of onnx.parser; `with_header` completes it. The
-    catalogue shows it and the tests run it: `before` goes in, and the operators of `after` come out.
+    `example` is a small graph in the syntax of onnx.parser, with a minus before lines that the pass removes
+    and a plus before new ones (`sides`). The catalogue shows it, and the tests run it: the operators of the
+    new graph come out.
     What an `imported` pass breaks of the contract is rolled back and reported as a refusal, instead of being
     raised as a defect of ours. `refittable` is False for a pass that merges, folds, scales or rearranges
     weights, which TensorRT then cannot refit by their names.
@@ -136,9 +145,8 @@ class Pass(ABC):
 
     name: ClassVar[str]  # as in a pipeline's text: `fuse-layer-norm`
     exactness: ClassVar[Exactness] = EXACT  # the tests and `fix` hold it to that
-    before: ClassVar[str]
-    after: ClassVar[str]
-    example: ClassVar[Mapping[str, Any]] = {}  # options of the example
+    example: ClassVar[str]
+    example_options: ClassVar[Mapping[str, Any]] = {}
     imported: ClassVar[bool] = False  # True when a library rewrites the graph
     stage: ClassVar[Stage] = Stage.STRUCTURE
     requires: ClassVar[Requires] = Requires()

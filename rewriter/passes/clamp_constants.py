@@ -47,24 +47,17 @@ class ClampConstants(GraphPass):
     exactness = Exactness(
         0.0, "exp(x) is 0 in FP32 below -103.98, half of the smallest subnormal number 2^-149 (IEEE 754)"
     )
-    before = """
-        g (float[2,6,6] score, int64[2,1,6] mask) => (float[2,6,6] p)
-        <float one = {1.0}, float lowest = {-3.4028235e38}> {
-            open = Cast<to = 1>(mask)
-            shut = Sub(one, open)
-            bias = Mul(shut, lowest)
-            masked = Add(score, bias)
-            p = Softmax<axis = -1>(masked)
-        }"""
-    after = """
-        g (float[2,6,6] score, int64[2,1,6] mask) => (float[2,6,6] p)
-        <float one = {1.0}, float low = {-16384.0}> {
-            open = Cast<to = 1>(mask)
-            shut = Sub(one, open)
-            bias = Mul(shut, low)
-            masked = Add(score, bias)
-            p = Softmax<axis = -1>(masked)
-        }"""
+    example = """
+         g (float[2,6,6] score, int64[2,1,6] mask) => (float[2,6,6] p)
+        -<float one = {1.0}, float lowest = {-3.4028235e38}> {
+        +<float one = {1.0}, float low = {-16384.0}> {
+             open = Cast<to = 1>(mask)
+             shut = Sub(one, open)
+        -    bias = Mul(shut, lowest)
+        +    bias = Mul(shut, low)
+             masked = Add(score, bias)
+             p = Softmax<axis = -1>(masked)
+         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         clamped: dict[str, str] = {}

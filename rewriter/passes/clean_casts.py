@@ -33,17 +33,14 @@ class CleanCasts(GraphPass):
     """
 
     name = "clean-casts"
-    before = """
-        g (float16[2,3] x) => (float16[2,3] y) {
-            wide = Cast<to = 1>(x)
-            same = Cast<to = 1>(wide)
-            narrow = Cast<to = 10>(same)
-            y = Relu(narrow)
-        }"""
-    after = """
-        g (float16[2,3] x) => (float16[2,3] y) {
-            y = Relu(x)
-        }"""
+    example = """
+         g (float16[2,3] x) => (float16[2,3] y) {
+        -    wide = Cast<to = 1>(x)
+        -    same = Cast<to = 1>(wide)
+        -    narrow = Cast<to = 10>(same)
+        -    y = Relu(narrow)
+        +    y = Relu(x)
+         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         # Producers come first, so each Cast reads Casts that are clean already: one sweep suffices.

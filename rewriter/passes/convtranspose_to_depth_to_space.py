@@ -60,18 +60,15 @@ class ConvtransposeToDepthToSpace(WeightPass):
     name = "convtranspose-to-depth-to-space"
     requires = Requires(opset=11)  # from there on DepthToSpace has a mode
     exactness = Exactness(1e-5, "ONNX Runtime orders the same sums differently")
-    before = """
-        g (float[N,2,2,3] x) => (float[N,1,4,6] y)
-        <float[2,1,2,2] w = {1.0, 2.0, 3.0, 4.0, 0.1, 0.2, 0.3, 0.4}, float[1] bias = {0.5}> {
-            y = ConvTranspose<kernel_shape = [2, 2], strides = [2, 2]>(x, w, bias)
-        }"""
-    after = """
-        g (float[N,2,2,3] x) => (float[N,1,4,6] y)
-        <float[4,2,1,1] weight = {1.0, 0.1, 2.0, 0.2, 3.0, 0.3, 4.0, 0.4},
-         float[4] biases = {0.5, 0.5, 0.5, 0.5}> {
-            channels = Conv<kernel_shape = [1, 1], pads = [0, 0, 0, 0]>(x, weight, biases)
-            y = DepthToSpace<blocksize = 2, mode = "CRD">(channels)
-        }"""
+    example = """
+         g (float[N,2,2,3] x) => (float[N,1,4,6] y)
+        -<float[2,1,2,2] w = {1.0, 2.0, 3.0, 4.0, 0.1, 0.2, 0.3, 0.4}, float[1] bias = {0.5}> {
+        -    y = ConvTranspose<kernel_shape = [2, 2], strides = [2, 2]>(x, w, bias)
+        +<float[4,2,1,1] weight = {1.0, 0.1, 2.0, 0.2, 3.0, 0.3, 4.0, 0.4},
+        + float[4] biases = {0.5, 0.5, 0.5, 0.5}> {
+        +    channels = Conv<kernel_shape = [1, 1], pads = [0, 0, 0, 0]>(x, weight, biases)
+        +    y = DepthToSpace<blocksize = 2, mode = "CRD">(channels)
+         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         weights = NewWeights(graph)

@@ -39,20 +39,17 @@ class DecomposeDotProducts(WeightPass):
     name = "decompose-dot-products"
     requires = Requires(opset=13)  # from there on ReduceSum takes its axes as an input
     exactness = Exactness(1e-5, "ONNX Runtime adds the same products in another order")
-    before = """
-        g (float[1,3] x) => (float[1,2] y)
-        <float[2,3] w = {1.0, 2.0, 3.0, 0.1, 0.2, 0.3}, float[2] b = {0.5, 0.25}> {
-            y = Gemm<transB = 1>(x, w, b)
-        }"""
-    after = """
-        g (float[1,3] x) => (float[1,2] y)
-        <float[2,3] w = {1.0, 2.0, 3.0, 0.1, 0.2, 0.3}, float[2] b = {0.5, 0.25},
-         int64[1] axis = {1}, int64[2] row = {1, 2}> {
-            products = Mul(x, w)
-            sum = ReduceSum<keepdims = 0>(products, axis)
-            biased = Add(sum, b)
-            y = Reshape(biased, row)
-        }"""
+    example = """
+         g (float[1,3] x) => (float[1,2] y)
+        -<float[2,3] w = {1.0, 2.0, 3.0, 0.1, 0.2, 0.3}, float[2] b = {0.5, 0.25}> {
+        -    y = Gemm<transB = 1>(x, w, b)
+        +<float[2,3] w = {1.0, 2.0, 3.0, 0.1, 0.2, 0.3}, float[2] b = {0.5, 0.25},
+        + int64[1] axis = {1}, int64[2] row = {1, 2}> {
+        +    products = Mul(x, w)
+        +    sum = ReduceSum<keepdims = 0>(products, axis)
+        +    biased = Add(sum, b)
+        +    y = Reshape(biased, row)
+         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         for node in graph.nodes:

@@ -54,16 +54,13 @@ class DecomposeEinsum(GraphPass):
 
     name = "decompose-einsum"
     exactness = Exactness(1e-6, "FP32 sums in another order: some ulps")
-    before = """
-        g (float[1,4,2,8] q, float[1,6,2,8] k) => (float[1,2,4,6] s) {
-            s = Einsum<equation = "bqhd,bkhd->bhqk">(q, k)
-        }"""
-    after = """
-        g (float[1,4,2,8] q, float[1,6,2,8] k) => (float[1,2,4,6] s) {
-            heads = Transpose<perm = [0, 2, 1, 3]>(q)
-            turned = Transpose<perm = [0, 2, 3, 1]>(k)
-            s = MatMul(heads, turned)
-        }"""
+    example = """
+         g (float[1,4,2,8] q, float[1,6,2,8] k) => (float[1,2,4,6] s) {
+        -    s = Einsum<equation = "bqhd,bkhd->bhqk">(q, k)
+        +    heads = Transpose<perm = [0, 2, 1, 3]>(q)
+        +    turned = Transpose<perm = [0, 2, 3, 1]>(k)
+        +    s = MatMul(heads, turned)
+         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         for node in graph.nodes:

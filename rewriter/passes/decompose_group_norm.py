@@ -44,23 +44,20 @@ class DecomposeGroupNorm(GraphPass):
     largest: int = 2**20
     requires = Requires(opset=17)
     exactness = Exactness(1e-5, "sums of FP32 in another order")
-    before = """
-        g (float[1,4,2,2] x) => (float[1,4,2,2] y)
-        <int64[3] groups = {0, 2, -1}, int64[4] whole = {1, 4, 2, 2},
-         float[2] one = {1, 1}, float[2] zero = {0, 0}> {
-            rows = Reshape(x, groups)
-            norm = InstanceNormalization<epsilon = 0.000001>(rows, one, zero)
-            y = Reshape(norm, whole)
-        }"""
-    after = """
-        g (float[1,4,2,2] x) => (float[1,4,2,2] y)
-        <int64[5] places = {0, 2, 2, 2, 2}, int64[3] groups = {0, 2, -1}, int64[4] whole = {1, 4, 2, 2},
-         float[2,2,2] ones = {1, 1, 1, 1, 1, 1, 1, 1}> {
-            view = Reshape(x, places)
-            norm = LayerNormalization<axis = 2, epsilon = 0.000001>(view, ones)
-            rows = Reshape(norm, groups)
-            y = Reshape(rows, whole)
-        }"""
+    example = """
+         g (float[1,4,2,2] x) => (float[1,4,2,2] y)
+        -<int64[3] groups = {0, 2, -1}, int64[4] whole = {1, 4, 2, 2},
+        - float[2] one = {1, 1}, float[2] zero = {0, 0}> {
+        -    rows = Reshape(x, groups)
+        -    norm = InstanceNormalization<epsilon = 0.000001>(rows, one, zero)
+        -    y = Reshape(norm, whole)
+        +<int64[5] places = {0, 2, 2, 2, 2}, int64[3] groups = {0, 2, -1}, int64[4] whole = {1, 4, 2, 2},
+        + float[2,2,2] ones = {1, 1, 1, 1, 1, 1, 1, 1}> {
+        +    view = Reshape(x, places)
+        +    norm = LayerNormalization<axis = 2, epsilon = 0.000001>(view, ones)
+        +    rows = Reshape(norm, groups)
+        +    y = Reshape(rows, whole)
+         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         weights = NewWeights(graph)

@@ -42,17 +42,16 @@ class DecomposeOperators(ModelPass):
     name = "decompose-operators"
     requires = Requires(opset=17)
     exactness = Exactness(1e-5, "FP32 sums in another order, and ONNX Runtime's own Tanh")
-    before = """
-        <ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
-        g (float[2,3] x) => (float[2,3] y) {
-            y = com.microsoft.QuickGelu(x)
-        }"""
-    after = """
-        g (float[2,3] x) => (float[2,3] y) <float slope = {1.702}> {
-            scaled = Mul(x, slope)
-            gate = Sigmoid(scaled)
-            y = Mul(x, gate)
-        }"""
+    example = """
+        -<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
+        -g (float[2,3] x) => (float[2,3] y) {
+        -    y = com.microsoft.QuickGelu(x)
+        +<ir_version: 8, opset_import: ["" : 17]>
+        +g (float[2,3] x) => (float[2,3] y) <float slope = {1.702}> {
+        +    scaled = Mul(x, slope)
+        +    gate = Sigmoid(scaled)
+        +    y = Mul(x, gate)
+         }"""
 
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
         refusals: list[Event] = []

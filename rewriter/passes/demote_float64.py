@@ -45,19 +45,15 @@ class DemoteFloat64(ModelPass):
     exactness = Exactness(
         1e-5, "float32 has 24 bits, 6e-8 for each operation; the sum over a deep network is below 1e-5"
     )
-    before = """
-        g (float[2,3] x) => (float[2,3] y)
-        <double half = {0.5}> {
-            d = Cast<to = 11>(x)
-            m = Mul(d, half)
-            y = Cast<to = 1>(m)
-        }"""
-    after = """
-        g (float[2,3] x) => (float[2,3] y)
-        <float half = {0.5}> {
-            m = Mul(x, half)
-            y = Cast<to = 1>(m)
-        }"""
+    example = """
+         g (float[2,3] x) => (float[2,3] y)
+        -<double half = {0.5}> {
+        -    d = Cast<to = 11>(x)
+        -    m = Mul(d, half)
+        +<float half = {0.5}> {
+        +    m = Mul(x, half)
+             y = Cast<to = 1>(m)
+         }"""
 
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
         before = _computing(model)

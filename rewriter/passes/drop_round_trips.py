@@ -28,18 +28,14 @@ class DropRoundTrips(GraphPass):
 
     name = "drop-round-trips"
     exactness = Exactness(5e-3, "as mixed-precision, since it removes roundings to FP16")
-    before = """
-        g (float[2,3] x, float[3,4] w, float[4] b) => (float[2,4] y) {
-            m = MatMul(x, w)
-            a = Add(m, b)
-            h = Cast<to = 10>(a)
-            y = Cast<to = 1>(h)
-        }"""
-    after = """
-        g (float[2,3] x, float[3,4] w, float[4] b) => (float[2,4] y) {
-            m = MatMul(x, w)
-            y = Add(m, b)
-        }"""
+    example = """
+         g (float[2,3] x, float[3,4] w, float[4] b) => (float[2,4] y) {
+             m = MatMul(x, w)
+        -    a = Add(m, b)
+        -    h = Cast<to = 10>(a)
+        -    y = Cast<to = 1>(h)
+        +    y = Add(m, b)
+         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         target = context.target

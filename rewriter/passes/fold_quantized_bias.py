@@ -29,17 +29,13 @@ class FoldQuantizedBias(GraphPass):
 
     name = "fold-quantized-bias"
     refittable = False
-    before = """
-        g (float[1,2,4,4] x, float[3,2,1,1] w) => (float[1,3,4,4] y)
-        <int32[3] q = {100, -20, 3}, float[3] scale = {0.5, 0.25, 0.125}> {
-            b = DequantizeLinear<axis = 0>(q, scale)
-            y = Conv(x, w, b)
-        }"""
-    after = """
-        g (float[1,2,4,4] x, float[3,2,1,1] w) => (float[1,3,4,4] y)
-        <float[3] b = {50.0, -5.0, 0.375}> {
-            y = Conv(x, w, b)
-        }"""
+    example = """
+         g (float[1,2,4,4] x, float[3,2,1,1] w) => (float[1,3,4,4] y)
+        -<int32[3] q = {100, -20, 3}, float[3] scale = {0.5, 0.25, 0.125}> {
+        -    b = DequantizeLinear<axis = 0>(q, scale)
+        +<float[3] b = {50.0, -5.0, 0.375}> {
+             y = Conv(x, w, b)
+         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         for node in graph.nodes:

@@ -37,23 +37,21 @@ class FuseLayerNorm(GraphPass):
         1e-4,
         "FP32 sums in another order: at most 4.3e-5 measured on models/ (vit_massive), 6e-7 on the others",
     )
-    before = """
-        g (float[2,8,64] x, float[64] scale, float[64] bias) => (float[2,8,64] y)
-        <float two = {2.0}, float epsilon = {0.00001}> {
-            mean = ReduceMean <axes = [-1]> (x)
-            d = Sub(x, mean)
-            square = Pow(d, two)
-            variance = ReduceMean <axes = [-1]> (square)
-            shifted = Add(variance, epsilon)
-            deviation = Sqrt(shifted)
-            normal = Div(d, deviation)
-            scaled = Mul(normal, scale)
-            y = Add(scaled, bias)
-        }"""
-    after = """
-        g (float[2,8,64] x, float[64] scale, float[64] bias) => (float[2,8,64] y) {
-            y = LayerNormalization <axis = -1, epsilon = 0.00001> (x, scale, bias)
-        }"""
+    example = """
+        -g (float[2,8,64] x, float[64] scale, float[64] bias) => (float[2,8,64] y)
+        -<float two = {2.0}, float epsilon = {0.00001}> {
+        -    mean = ReduceMean <axes = [-1]> (x)
+        -    d = Sub(x, mean)
+        -    square = Pow(d, two)
+        -    variance = ReduceMean <axes = [-1]> (square)
+        -    shifted = Add(variance, epsilon)
+        -    deviation = Sqrt(shifted)
+        -    normal = Div(d, deviation)
+        -    scaled = Mul(normal, scale)
+        -    y = Add(scaled, bias)
+        +g (float[2,8,64] x, float[64] scale, float[64] bias) => (float[2,8,64] y) {
+        +    y = LayerNormalization <axis = -1, epsilon = 0.00001> (x, scale, bias)
+         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         for norm in find_norms(graph):

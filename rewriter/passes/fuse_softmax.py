@@ -45,18 +45,16 @@ class FuseSoftmax(GraphPass):
     name = "fuse-softmax"
     requires = Requires(opset=13)  # before, Softmax flattened all axes from `axis` on
     exactness = Exactness(1e-5, "FP32 sums in another order, and exp(x - max) for exp(x): some ulps")
-    before = """
-        g (float[2,8] x) => (float[2,8] y) <int64[1] axis = {1}> {
-            peak = ReduceMax<axes = [1]>(x)
-            shifted = Sub(x, peak)
-            e = Exp(shifted)
-            total = ReduceSum(e, axis)
-            y = Div(e, total)
-        }"""
-    after = """
-        g (float[2,8] x) => (float[2,8] y) {
-            y = Softmax<axis = 1>(x)
-        }"""
+    example = """
+        -g (float[2,8] x) => (float[2,8] y) <int64[1] axis = {1}> {
+        -    peak = ReduceMax<axes = [1]>(x)
+        -    shifted = Sub(x, peak)
+        -    e = Exp(shifted)
+        -    total = ReduceSum(e, axis)
+        -    y = Div(e, total)
+        +g (float[2,8] x) => (float[2,8] y) {
+        +    y = Softmax<axis = 1>(x)
+         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         for node in (n for n in graph.nodes if is_op(n, "Div", "Mul", "Sub")):

@@ -30,21 +30,19 @@ class InlineFunctions(ModelPass):
     """
 
     name = "inline-functions"
-    before = """
-        <ir_version: 8, opset_import: ["" : 17, "local" : 1]>
-        g (float[2,3] x) => (float[2,3] y) {
-            y = local.gate(x)
-        }
-        <domain: "local", opset_import: ["" : 17]>
-        gate (a) => (b) {
-            s = Sigmoid(a)
-            b = Mul(a, s)
-        }"""
-    after = """
-        g (float[2,3] x) => (float[2,3] y) {
-            s = Sigmoid(x)
-            y = Mul(x, s)
-        }"""
+    example = """
+        -<ir_version: 8, opset_import: ["" : 17, "local" : 1]>
+        +<ir_version: 8, opset_import: ["" : 17]>
+         g (float[2,3] x) => (float[2,3] y) {
+        -    y = local.gate(x)
+        +    s = Sigmoid(x)
+        +    y = Mul(x, s)
+         }
+        -<domain: "local", opset_import: ["" : 17]>
+        -gate (a) => (b) {
+        -    s = Sigmoid(a)
+        -    b = Mul(a, s)
+        -}"""
 
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
         yield from inline(model, self.name)

@@ -33,19 +33,14 @@ class IsolateClip(GraphPass):
     """
 
     name = "isolate-clip"
-    before = """
-        g (float[1,3,8,8] x, float[4,3,3,3] w) => (float[1,4,6,6] y)
-        <float low = {0.0}, float high = {6.0}> {
-            c = Conv(x, w)
-            y = Clip(c, low, high)
-        }"""
-    after = """
-        g (float[1,3,8,8] x, float[4,3,3,3] w) => (float[1,4,6,6] y)
-        <float low = {0.0}, float high = {6.0}> {
-            c = Conv(x, w)
-            m = Max(c, low)
-            y = Min(m, high)
-        }"""
+    example = """
+         g (float[1,3,8,8] x, float[4,3,3,3] w) => (float[1,4,6,6] y)
+         <float low = {0.0}, float high = {6.0}> {
+             c = Conv(x, w)
+        -    y = Clip(c, low, high)
+        +    m = Max(c, low)
+        +    y = Min(m, high)
+         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         concerned = may_be_repaired_by(self.name, context.target)

@@ -46,24 +46,18 @@ class KeepEpilogues(GraphPass):
 
     name = "keep-epilogues"
     requires = Requires(opset=13)  # from there on Unsqueeze takes its axes as an input
-    before = """
-        g (float[2,4] x, float[2,3] r) => (float[2,3] y)
-        <float[4,3] w = {1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 1.0, 2.0, 3.0},
-         float[3] scale = {1.0, 2.0, 3.0}> {
-            m = MatMul(x, w)
-            s = Add(m, r)
-            y = LayerNormalization<axis = -1>(s, scale)
-        }"""
-    after = """
-        g (float[2,4] x, float[2,3] r) => (float[2,3] y)
-        <float[4,3] w = {1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 1.0, 2.0, 3.0},
-         float[3] scale = {1.0, 2.0, 3.0}, int64[1] axis = {0}> {
-            m = MatMul(x, w)
-            s = Add(m, r)
-            u = Unsqueeze(s, axis)
-            n = LayerNormalization<axis = -1>(u, scale)
-            y = Squeeze(n, axis)
-        }"""
+    example = """
+         g (float[2,4] x, float[2,3] r) => (float[2,3] y)
+         <float[4,3] w = {1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 1.0, 2.0, 3.0},
+        - float[3] scale = {1.0, 2.0, 3.0}> {
+        + float[3] scale = {1.0, 2.0, 3.0}, int64[1] axis = {0}> {
+             m = MatMul(x, w)
+             s = Add(m, r)
+        -    y = LayerNormalization<axis = -1>(s, scale)
+        +    u = Unsqueeze(s, axis)
+        +    n = LayerNormalization<axis = -1>(u, scale)
+        +    y = Squeeze(n, axis)
+         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         series = after_convs_of_series(graph)

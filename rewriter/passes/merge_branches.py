@@ -50,20 +50,17 @@ class MergeBranches(WeightPass):
     exactness = Exactness(
         1e-5, "ONNX Runtime sums the same products in another order: 2.3e-6 measured on an RT-DETR's logits"
     )
-    before = """
-        g (float[N,1,4,4] x) => (float[N,2,4,4] y)
-        <float[2,1,3,3] w3 = {1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 8, 7, 6, 5, 4, 3, 2, 1},
-         float[2] b3 = {0.5, 0.25}, float[2,1,1,1] w1 = {0.1, 0.2}, float[2] b1 = {1.0, 2.0}> {
-            wide = Conv<pads = [1, 1, 1, 1]>(x, w3, b3)
-            narrow = Conv(x, w1, b1)
-            y = Add(wide, narrow)
-        }"""
-    after = """
-        g (float[N,1,4,4] x) => (float[N,2,4,4] y)
-        <float[2,1,3,3] w = {1, 2, 3, 4, 5.1, 6, 7, 8, 9, 9, 8, 7, 6, 5.2, 4, 3, 2, 1},
-         float[2] b = {1.5, 2.25}> {
-            y = Conv<pads = [1, 1, 1, 1]>(x, w, b)
-        }"""
+    example = """
+         g (float[N,1,4,4] x) => (float[N,2,4,4] y)
+        -<float[2,1,3,3] w3 = {1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 8, 7, 6, 5, 4, 3, 2, 1},
+        - float[2] b3 = {0.5, 0.25}, float[2,1,1,1] w1 = {0.1, 0.2}, float[2] b1 = {1.0, 2.0}> {
+        -    wide = Conv<pads = [1, 1, 1, 1]>(x, w3, b3)
+        -    narrow = Conv(x, w1, b1)
+        -    y = Add(wide, narrow)
+        +<float[2,1,3,3] w = {1, 2, 3, 4, 5.1, 6, 7, 8, 9, 9, 8, 7, 6, 5.2, 4, 3, 2, 1},
+        + float[2] b = {1.5, 2.25}> {
+        +    y = Conv<pads = [1, 1, 1, 1]>(x, w, b)
+         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         weights = NewWeights(graph)

@@ -50,18 +50,15 @@ class MergeConvGroups(WeightPass):
     name = "merge-conv-groups"
     requires = Requires(precisions=frozenset({"fp16"}))  # in TF32 more than 8 channels lose by it
     exactness = Exactness(1e-6, "ONNX Runtime may order sums with more zeros differently")
-    example: ClassVar[Mapping[str, Any]] = {"width": 4, "step": 4}
-    before = """
-        g (float[N,4,2,2] x) => (float[N,4,2,1] y)
-        <float[4,2,1,2] w = {1, 2, 3, 4, 5, 6, 7, 8, 8, 7, 6, 5, 4, 3, 2, 1}> {
-            y = Conv<group = 2>(x, w)
-        }"""
-    after = """
-        g (float[N,4,2,2] x) => (float[N,4,2,1] y)
-        <float[4,4,1,2] w = {1, 2, 3, 4, 0, 0, 0, 0, 5, 6, 7, 8, 0, 0, 0, 0,
-                             0, 0, 0, 0, 8, 7, 6, 5, 0, 0, 0, 0, 4, 3, 2, 1}> {
-            y = Conv<group = 1>(x, w)
-        }"""
+    example_options: ClassVar[Mapping[str, Any]] = {"width": 4, "step": 4}
+    example = """
+         g (float[N,4,2,2] x) => (float[N,4,2,1] y)
+        -<float[4,2,1,2] w = {1, 2, 3, 4, 5, 6, 7, 8, 8, 7, 6, 5, 4, 3, 2, 1}> {
+        -    y = Conv<group = 2>(x, w)
+        +<float[4,4,1,2] w = {1, 2, 3, 4, 0, 0, 0, 0, 5, 6, 7, 8, 0, 0, 0, 0,
+        +                     0, 0, 0, 0, 8, 7, 6, 5, 0, 0, 0, 0, 4, 3, 2, 1}> {
+        +    y = Conv<group = 1>(x, w)
+         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         target, weights = context.target, NewWeights(graph)

@@ -44,19 +44,16 @@ class MixedPrecision(ModelPass):
     exactness = Exactness(5e-3, "FP16 has 11 bits; the error of well-conditioned networks is about 1e-3")
     stage = Stage.LOWERING
     keeps_signature = False
-    before = """
-        g (float[2,3] x, float[3,4] w) => (float[2,4] y) {
-            m = MatMul(x, w)
-            y = Relu(m)
-        }"""
-    after = """
-        g (float[2,3] x, float[3,4] w) => (float[2,4] y) {
-            a = Cast<to = 10>(x)
-            b = Cast<to = 10>(w)
-            m = MatMul(a, b)
-            r = Relu(m)
-            y = Cast<to = 1>(r)
-        }"""
+    example = """
+         g (float[2,3] x, float[3,4] w) => (float[2,4] y) {
+        -    m = MatMul(x, w)
+        -    y = Relu(m)
+        +    a = Cast<to = 10>(x)
+        +    b = Cast<to = 10>(w)
+        +    m = MatMul(a, b)
+        +    r = Relu(m)
+        +    y = Cast<to = 1>(r)
+         }"""
 
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
         plan = context.plan or Plan("fp16")

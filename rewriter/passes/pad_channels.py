@@ -73,21 +73,15 @@ class PadChannels(GraphPass):
     refittable = False
     requires = Requires(precisions=frozenset({"fp16", "bf16"}))  # in TF32 an HRNet lost 14 % by it
     exactness = Exactness(1e-5, "ONNX Runtime may add the same products in another order, with more zeros")
-    example: ClassVar[Mapping[str, Any]] = {"step": 2, "least": 1}
-    before = """
-        g (float[N,1,2,2] x) => (float[N,1,2,2] y)
-        <float[3,1,1,1] a = {1, 2, 3}, float[3] bias = {4, 5, 6}, float[1,3,1,1] b = {7, 8, 9}> {
-            wide = Conv(x, a, bias)
-            positive = Relu(wide)
-            y = Conv(positive, b)
-        }"""
-    after = """
-        g (float[N,1,2,2] x) => (float[N,1,2,2] y)
-        <float[4,1,1,1] a = {1, 2, 3, 0}, float[4] bias = {4, 5, 6, 0}, float[1,4,1,1] b = {7, 8, 9, 0}> {
-            wide = Conv(x, a, bias)
-            positive = Relu(wide)
-            y = Conv(positive, b)
-        }"""
+    example_options: ClassVar[Mapping[str, Any]] = {"step": 2, "least": 1}
+    example = """
+         g (float[N,1,2,2] x) => (float[N,1,2,2] y)
+        -<float[3,1,1,1] a = {1, 2, 3}, float[3] bias = {4, 5, 6}, float[1,3,1,1] b = {7, 8, 9}> {
+        +<float[4,1,1,1] a = {1, 2, 3, 0}, float[4] bias = {4, 5, 6, 0}, float[1,4,1,1] b = {7, 8, 9, 0}> {
+             wide = Conv(x, a, bias)
+             positive = Relu(wide)
+             y = Conv(positive, b)
+         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         channels = _Channels(graph, context.kept)

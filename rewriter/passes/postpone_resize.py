@@ -63,24 +63,21 @@ class PostponeResize(WeightPass):
         "another order of sums, a mean of sums instead of a sum of means: 4.4e-7 measured on a SegFormer",
     )
     work: int = round(KERNEL_US * PRODUCTS_PER_US["Conv"] * 2e-6)
-    example: ClassVar[Mapping[str, Any]] = {"work": 0}
-    before = """
-        g (float[1,2,4,4] fine, float[1,2,2,2] coarse) => (float[1,2,4,4] y)
-        <float[2,4,1,1] w = {1.0, 2.0, 3.0, 4.0, 0.1, 0.2, 0.3, 0.4}, float[2] bias = {0.5, 0.25},
-         float[4] scales = {1.0, 1.0, 2.0, 2.0}> {
-            large = Resize<mode = "linear">(coarse, , scales)
-            joined = Concat<axis = 1>(large, fine)
-            y = Conv(joined, w, bias)
-        }"""
-    after = """
-        g (float[1,2,4,4] fine, float[1,2,2,2] coarse) => (float[1,2,4,4] y)
-        <float[2,2,1,1] w0 = {1.0, 2.0, 0.1, 0.2}, float[2,2,1,1] w1 = {3.0, 4.0, 0.3, 0.4},
-         float[2] bias = {0.5, 0.25}, float[4] scales = {1.0, 1.0, 2.0, 2.0}> {
-            small = Conv(coarse, w0)
-            large = Resize<mode = "linear">(small, , scales)
-            rest = Conv(fine, w1, bias)
-            y = Add(large, rest)
-        }"""
+    example_options: ClassVar[Mapping[str, Any]] = {"work": 0}
+    example = """
+         g (float[1,2,4,4] fine, float[1,2,2,2] coarse) => (float[1,2,4,4] y)
+        -<float[2,4,1,1] w = {1.0, 2.0, 3.0, 4.0, 0.1, 0.2, 0.3, 0.4}, float[2] bias = {0.5, 0.25},
+        - float[4] scales = {1.0, 1.0, 2.0, 2.0}> {
+        -    large = Resize<mode = "linear">(coarse, , scales)
+        -    joined = Concat<axis = 1>(large, fine)
+        -    y = Conv(joined, w, bias)
+        +<float[2,2,1,1] w0 = {1.0, 2.0, 0.1, 0.2}, float[2,2,1,1] w1 = {3.0, 4.0, 0.3, 0.4},
+        + float[2] bias = {0.5, 0.25}, float[4] scales = {1.0, 1.0, 2.0, 2.0}> {
+        +    small = Conv(coarse, w0)
+        +    large = Resize<mode = "linear">(small, , scales)
+        +    rest = Conv(fine, w1, bias)
+        +    y = Add(large, rest)
+         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         for conv in graph.nodes:

@@ -47,20 +47,14 @@ class Rescale(ModelPass):
     )
     stage = Stage.RANGES
     requires = Requires(precisions=frozenset({"fp16"}))  # only FP16 has so few exponents
-    before = """
-        g (float[2,2] x) => (float[2,2] y)
-        <float[2,2] w = {100000.0, 2.0, 3.0, 400000.0}, float[2,2] v = {1.0, 0.5, 0.25, 2.0}> {
-            m = MatMul(x, w)
-            r = Relu(m)
-            y = MatMul(r, v)
-        }"""
-    after = """
-        g (float[2,2] x) => (float[2,2] y)
-        <float[2,2] w = {12500.0, 0.25, 0.375, 50000.0}, float[2,2] v = {8.0, 4.0, 2.0, 16.0}> {
-            m = MatMul(x, w)
-            r = Relu(m)
-            y = MatMul(r, v)
-        }"""
+    example = """
+         g (float[2,2] x) => (float[2,2] y)
+        -<float[2,2] w = {100000.0, 2.0, 3.0, 400000.0}, float[2,2] v = {1.0, 0.5, 0.25, 2.0}> {
+        +<float[2,2] w = {12500.0, 0.25, 0.375, 50000.0}, float[2,2] v = {8.0, 4.0, 2.0, 16.0}> {
+             m = MatMul(x, w)
+             r = Relu(m)
+             y = MatMul(r, v)
+         }"""
 
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
         if context.plan is not None:

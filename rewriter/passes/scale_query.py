@@ -42,22 +42,16 @@ class ScaleQuery(GraphPass):
         "one rounding of 2^-24 moves from the score to Q: relative to |Q||K| the score moves by 2^-23 "
         "(Higham 2002, section 3.1), and Softmax's output by as much as the score does",
     )
-    before = """
-        g (float[2,6,8] q, float[2,8,6] k, float[2,1,6] mask) => (float[2,6,6] p)
-        <float scale = {0.35355338}> {
-            score = MatMul(q, k)
-            scaled = Mul(score, scale)
-            masked = Add(scaled, mask)
-            p = Softmax<axis = -1>(masked)
-        }"""
-    after = """
-        g (float[2,6,8] q, float[2,8,6] k, float[2,1,6] mask) => (float[2,6,6] p)
-        <float scale = {0.35355338}> {
-            small = Mul(q, scale)
-            scaled = MatMul(small, k)
-            masked = Add(scaled, mask)
-            p = Softmax<axis = -1>(masked)
-        }"""
+    example = """
+         g (float[2,6,8] q, float[2,8,6] k, float[2,1,6] mask) => (float[2,6,6] p)
+         <float scale = {0.35355338}> {
+        -    score = MatMul(q, k)
+        -    scaled = Mul(score, scale)
+        +    small = Mul(q, scale)
+        +    scaled = MatMul(small, k)
+             masked = Add(scaled, mask)
+             p = Softmax<axis = -1>(masked)
+         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         for node in graph.nodes:

@@ -88,18 +88,15 @@ class Simplify(ModelPass):
         1e-5, "folded BatchNormalization and Einsum round differently: 9e-7 measured on RT-DETR R101"
     )
     imported = True
-    before = """
-        g (float[N,6] x) => (float[N,2,3] y)
-        <int64[1] head = {2}, int64[1] tail = {3}, int64[1] zero = {0}> {
-            s = Concat<axis = 0>(zero, head, tail)
-            i = Identity(x)
-            y = Reshape(i, s)
-        }"""
-    after = """
-        g (float[N,6] x) => (float[N,2,3] y)
-        <int64[3] s = {0, 2, 3}> {
-            y = Reshape(x, s)
-        }"""
+    example = """
+         g (float[N,6] x) => (float[N,2,3] y)
+        -<int64[1] head = {2}, int64[1] tail = {3}, int64[1] zero = {0}> {
+        -    s = Concat<axis = 0>(zero, head, tail)
+        -    i = Identity(x)
+        -    y = Reshape(i, s)
+        +<int64[3] s = {0, 2, 3}> {
+        +    y = Reshape(x, s)
+         }"""
 
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
         first = _operators(model)

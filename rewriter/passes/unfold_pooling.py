@@ -32,15 +32,13 @@ class UnfoldPooling(GraphPass):
     name = "unfold-pooling"
     requires = Requires(opset=10)  # from there on Slice takes inputs
     exactness = Exactness(1e-6, "ONNX Runtime orders the same sums differently")
-    before = """
-        g (float[N,1,4,6] x) => (float[N,1,2,3] y) {
-            y = AveragePool<kernel_shape = [2, 2], strides = [2, 2]>(x)
-        }"""
-    after = """
-        g (float[N,1,4,6] x) => (float[N,1,2,3] y) <int64[6] split = {0, 1, 2, 2, 3, 2}> {
-            windows = Reshape(x, split)
-            y = ReduceMean<axes = [3, 5], keepdims = 0>(windows)
-        }"""
+    example = """
+        -g (float[N,1,4,6] x) => (float[N,1,2,3] y) {
+        -    y = AveragePool<kernel_shape = [2, 2], strides = [2, 2]>(x)
+        +g (float[N,1,4,6] x) => (float[N,1,2,3] y) <int64[6] split = {0, 1, 2, 2, 3, 2}> {
+        +    windows = Reshape(x, split)
+        +    y = ReduceMean<axes = [3, 5], keepdims = 0>(windows)
+         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         for node in graph.nodes:

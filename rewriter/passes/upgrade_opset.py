@@ -39,16 +39,15 @@ class UpgradeOpset(ModelPass):
         1e-6, "bit-equal up to opset 18; ONNX Runtime's AveragePool 19 sums in another order (one ulp)"
     )
     imported = True
-    before = """
-        <ir_version: 6, opset_import: ["" : 10]>
-        g (float[2,3] x) => (float[2,3] y) {
-            y = Clip<min = 0.0, max = 6.0>(x)
-        }"""
-    after = """
-        g (float[2,3] x) => (float[2,3] y)
-        <float low = {0.0}, float high = {6.0}> {
-            y = Clip(x, low, high)
-        }"""
+    example = """
+        -<ir_version: 6, opset_import: ["" : 10]>
+        -g (float[2,3] x) => (float[2,3] y) {
+        -    y = Clip<min = 0.0, max = 6.0>(x)
+        +<ir_version: 8, opset_import: ["" : 17]>
+        +g (float[2,3] x) => (float[2,3] y)
+        +<float low = {0.0}, float high = {6.0}> {
+        +    y = Clip(x, low, high)
+         }"""
 
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
         yield from _unlist_initializers(model)

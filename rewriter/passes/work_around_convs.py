@@ -28,22 +28,16 @@ class WorkAroundConvs(GraphPass):
     """
 
     name = "work-around-convs"
-    before = """
-        g (float[1,4,2,2] x, float[4,4,1,1] w, float[2,2] k) => (float[1,2,4,2] y)
-        <int64[4] heads = {1, 2, 2, 4}> {
-            c = Conv(x, w)
-            r = Reshape(c, heads)
-            q = Transpose<perm = [0, 1, 3, 2]>(r)
-            y = MatMul(q, k)
-        }"""
-    after = """
-        g (float[1,4,2,2] x, float[4,4,1,1] w, float[2,2] k) => (float[1,2,4,2] y)
-        <int64[4] heads = {1, 2, 2, 4}, float[4] zeros = {0, 0, 0, 0}> {
-            c = Conv(x, w, zeros)
-            r = Reshape(c, heads)
-            q = Transpose<perm = [0, 1, 3, 2]>(r)
-            y = MatMul(q, k)
-        }"""
+    example = """
+         g (float[1,4,2,2] x, float[4,4,1,1] w, float[2,2] k) => (float[1,2,4,2] y)
+        -<int64[4] heads = {1, 2, 2, 4}> {
+        -    c = Conv(x, w)
+        +<int64[4] heads = {1, 2, 2, 4}, float[4] zeros = {0, 0, 0, 0}> {
+        +    c = Conv(x, w, zeros)
+             r = Reshape(c, heads)
+             q = Transpose<perm = [0, 1, 3, 2]>(r)
+             y = MatMul(q, k)
+         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         for quirk in may_be_repaired_by(self.name, context.target):

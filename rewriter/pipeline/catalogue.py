@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from rewriter.passes.base import Exactness, Pass, Stage, WeightPass, with_header
+from rewriter.passes.base import Exactness, Pass, Stage, WeightPass
 from rewriter.pipeline.presets import DEFAULT_PRESET, PRESETS, Preset
 from rewriter.pipeline.schema import entries, expected, to_text
 from rewriter.pipeline.text import options_of, own_passes, render, value_text
@@ -98,15 +98,14 @@ def page(kind: type[Pass]) -> str:
         declines += OF_WEIGHTS
     if floor := kind.requires.opset:
         declines.append(f"- a model below opset {floor}")
-    using = f" (`{render([kind(**kind.example)])}`)" if kind.example else ""
+    using = f" (`{render([kind(**kind.example_options)])}`)" if kind.example_options else ""
     parts = [
         f"## {kind.name}",
         why,
         f"FP32 result: {exactness_text(kind.exactness)} ({kind.exactness.source}).",
         "\n".join(options),
         "It declines, and says on which node:\n\n" + "\n".join(declines) if declines else "",
-        f"Before{using}:\n\n```\n{with_header(kind.before)}\n```",
-        f"After:\n\n```\n{with_header(kind.after)}\n```",
+        f"Example{using}:\n\n```diff\n{textwrap.dedent(kind.example).strip(chr(10))}\n```",
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from graphs import apply, graph, random_feeds, run
 
-from rewriter.passes.base import Context
+from rewriter.passes.base import Context, sides
 from rewriter.passes.isolate_clip import IsolateClip
 from rewriter.target import Target
 
 
 def test_nan_stays_nan() -> None:
-    before = graph(IsolateClip.before)
+    before = graph(sides(IsolateClip.example)[0])
     after, _ = apply(IsolateClip(), before)
     feeds = {name: np.full_like(value, np.nan) for name, value in random_feeds(before).items()}
     assert np.isnan(run(after, feeds)[0]).all()
@@ -28,6 +28,6 @@ TARGETS = [
 
 @pytest.mark.parametrize(("target", "applies"), TARGETS)
 def test_the_target_decides(target: str, applies: bool) -> None:
-    before = graph(IsolateClip.before)
+    before = graph(sides(IsolateClip.example)[0])
     _, report = apply(IsolateClip(), before, Context(target=Target.parse(target)))
     assert bool(report.changes) is applies

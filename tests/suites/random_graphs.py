@@ -37,7 +37,7 @@ from rewriter.ir.graph.casts import LOWER
 from rewriter.ir.model import Array, Model, check, load, walk_graphs, walk_nodes
 from rewriter.ir.model.graphs import holds_graphs, replace_items, schema_of
 from rewriter.passes import ALL
-from rewriter.passes.base import Context, Pass, Stage
+from rewriter.passes.base import Context, Pass, Stage, sides
 from rewriter.pipeline import onnx_text
 from rewriter.pipeline.driver import Driver
 from rewriter.runtime.metrics.pairwise_error import Pair
@@ -73,7 +73,7 @@ KINDS = ("normal", "large", "small", "ties", "special")
 @cache
 def patterns() -> list[ModelProto]:
     """The graphs of tests/passes/text, the examples of passes, and the graphs of rules and defects."""
-    texts = [text for kind in ALL for text in (kind.before, kind.after)]
+    texts = [text for kind in ALL for text in sides(kind.example)]
     for file in sorted((ROOT / "tests/passes/text").glob("*/*.txt")):
         texts += (SETTING.sub("", text) for text in re.split(r"^=== .*\n", file.read_text(), flags=re.M)[1:])
     for name in ("hazards/rules.txt", "hazards/quirks.txt", "model/sound.txt"):
