@@ -16,7 +16,6 @@ from rewriter.base.stopwatch import Progress
 from rewriter.batch import state
 from rewriter.batch.models import Entry
 from rewriter.batch.state import FINISHED, GIB, Ending, Ends, Outcome
-from rewriter.hazards.planning.weak_typing import constraint_files
 from rewriter.ir.model import data_files
 from rewriter.jobs.fix.result import FixResult
 from rewriter.pipeline.options import with_flags
@@ -145,7 +144,6 @@ def outcome_of(entry: Entry, result: FixResult) -> Outcome:
     judging = judging_check(checks)
     worst = max(float(o.relative_l2) for o in judging.outputs if o.counts) if judging else None
     files = () if result.output is None else (*data_files(result.output), result.output)
-    files += constraint_files(entry.output) if result.constraints is not None else ()
     files += (result.script,) if result.script is not None else ()
     if entry.options.get("page") and result.output is not None:
         write(result, state.page_of(entry.output))

@@ -26,7 +26,7 @@ from rewriter.pipeline.schema import declarations
 Feeds = Callable[[Model], Iterable[Any] | None]
 """Returns samples for a model; None: `rewriter.fix` generates random data."""
 
-OWN = frozenset({"in_place", "dry_run", "strict", "weak_typing"})
+OWN = frozenset({"in_place", "dry_run", "strict"})
 """Options of `rewriter.fix` that make no sense here: a file is replaced if its checks pass."""
 
 SCOPES = "pkg.torch.onnx.name_scopes"

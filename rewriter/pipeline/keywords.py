@@ -58,7 +58,6 @@ class FixKeywords(DataKeywords, EngineKeywords, total=False):
     plan: AnyPath | Plan | None
     save_plan: AnyPath | None
     hazards: Sequence[Rule]
-    weak_typing: bool | None
     tolerance: float | None
     max_latency_cost: float | None
     metric: str | None

@@ -205,8 +205,6 @@ class FixOptions(DataOptions, EngineOptions):
             `lower`, their `-op` and `plugin-types`; `save-plan` writes one.
         save_plan: Write the plan, to edit it. As JSON; also with `dry-run`.
         hazards: Your own rules, which keep nodes in FP32.
-        weak_typing: TensorRT 8-10: FP32, and constraints. The plan is written beside the model as constraints
-            for the builder: arguments of trtexec, and Python code.
         tolerance: The cheapest plan this accurate: 1e-3. fix: search for the cheapest plan whose emulation
             is within this for every output. verify: the largest error allowed. In the unit of `metric`.
         max_latency_cost: The best plan for 5% more latency. Search for the most accurate plan that adds at
@@ -259,7 +257,6 @@ class FixOptions(DataOptions, EngineOptions):
     plan: AnyPath | Plan | None = option(None, PRECISION, "PLAN.json", kind=Path)
     save_plan: AnyPath | None = option(None, PRECISION, "PLAN.json", kind=Path, set_in=ONE_RUN)
     hazards: Sequence[Rule] = option((), PRECISION, set_in=("python",), kind=tuple)
-    weak_typing: bool | None = option(None, PRECISION)
     tolerance: float | None = option(None, SEARCH, "ERROR", check=finite)
     max_latency_cost: float | None = option(None, SEARCH, "SHARE", read=share_from_text, least=0.0)
     metric: str | None = option(None, SEARCH, "NAME", offers=f"{METRICS}.keys")

@@ -24,7 +24,6 @@ OTHERWISE: Mapping[str, Any] = {
     "io": "keep",
     "target": "tensorrt",
     "metric": "relative-l2",
-    "weak_typing": False,
 }
 """Defaults of the options that presets may set."""
 

@@ -285,7 +285,7 @@ def as_dict(result: FixResult) -> dict[str, Any]:
         "next_verify": following.verify or None,
         "next_remarks": following.remarks,
     }
-    names = "output script pipeline passes causes before_value warnings seconds repairs constraints verified"
+    names = "output script pipeline passes causes before_value warnings seconds repairs verified"
     words = [*names.split(), "proven", "gaps", "conclusion", "latency_shares"]
     return document({**own, **attributes(result, *words)})
 
@@ -322,14 +322,14 @@ def next_step(result: FixResult) -> NextStep:
 
 def _remarks(result: FixResult) -> Iterator[str]:
     target = result.target
-    if result.output is not None and deploy.Build(result, result.output, None).proposed:
+    if result.output is not None and deploy.Build(result, result.output).proposed:
         yield PROPOSED
-    if result.constraints is not None or result.script is not None:
+    if result.script is not None:
         return
     if target == Target():
         yield "TensorRT 11 types every network strongly: leave out --stronglyTyped there"
     if deploy.chooses_types(target) and deploy.lowered(result):
-        yield f"the builder of {target} chooses types itself: `weak-typing` writes constraints for it"
+        yield f"the builder of {target} chooses types itself, whatever the file's types are"
 
 
 def _verify(result: FixResult) -> str:

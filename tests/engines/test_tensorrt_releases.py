@@ -12,7 +12,6 @@ import pytest
 from fake_tensorrt import Fake
 from trt_surface import releases
 
-from rewriter.hazards.planning.weak_typing import Constraint, python_code
 from rewriter.runtime.engines import nvidia_driver, tensorrt_program
 from rewriter.runtime.engines.build import NO_TF32, BuildOptions, build_here
 from rewriter.runtime.engines.protocol import Variant
@@ -106,17 +105,3 @@ def test_an_engine_is_loaded_and_run(fake: Fake, tmp_path: Path) -> None:
     program.prepare({"x": X})
     assert (program.time_us(), program.cuda_graph) == (20.0, True), "5 runs in a row last 0.5 ms"
     program.close()
-
-
-def test_the_printed_constraints_run(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if (
-        fake.release.find("BuilderFlag", "OBEY_PRECISION_CONSTRAINTS") is None
-        or fake.release.library != "tensorrt"
-    ):
-        pytest.skip("strongly typed networks alone")
-    code: dict[str, Any] = {}
-    exec(python_code([Constraint("relu", "bf16", True, 1)], "model.onnx"), code)
-    trt = fake.module
-    builder = trt.Builder(trt.Logger())
-    code["constrain"](builder.create_network(0), builder.create_builder_config())
-    assert {"ILayer.precision", "ILayer.set_output_type", "IBuilderConfig.set_flag"} <= fake.used

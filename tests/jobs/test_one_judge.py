@@ -244,9 +244,7 @@ def test_an_option_of_the_users_is_kept_or_the_ending_names_it() -> None:
     assert sound.verified and {p.dtype for p in sound.model.signature.inputs} == {TensorProto.FLOAT16}
 
 
-@pytest.mark.parametrize(
-    "options", [{"passes": "simplify"}, {"precision": "fp32"}, {"weak_typing": True}], ids=str
-)
+@pytest.mark.parametrize("options", [{"passes": "simplify"}, {"precision": "fp32"}], ids=str)
 def test_types_of_inputs_that_cannot_be_had_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as caught:
         rewriter.fix(graph(ALMOST_ONE).whole(), io="fp16", **options)

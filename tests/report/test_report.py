@@ -416,7 +416,7 @@ def test_an_axis_that_was_always_1_stays_1() -> None:
 
 def test_types_that_a_release_does_not_keep_are_named() -> None:
     done = result(target=Target("tensorrt", (8, 6)), output=Path("fixed.onnx"))
-    assert "the builder of tensorrt 8.6 chooses types itself: --weak-typing" in flat(printed(done))
+    assert "the builder of tensorrt 8.6 chooses types itself" in flat(printed(done))
 
 
 def test_unknown_sizes_are_left_for_the_user_and_quoted_for_the_shell() -> None:

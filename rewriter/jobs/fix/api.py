@@ -74,30 +74,18 @@ def _job(
     steps = _steps(request, precision, target)
     lowers = any(step.stage is Stage.LOWERING for step in steps)
     goal = _goal(request, plan, chosen, lowers=lowers)
-    weak, typed = bool(chosen.choose("weak_typing", request.weak_typing)), request.io not in (None, "keep")
     if not lowers:
         needing = {
-            "io": typed,
+            "io": request.io not in (None, "keep"),
             "plan": plan is not None,
             "save-plan": request.save_plan is not None,
             goal.option if goal is not None else "": goal is not None,
-            "weak-typing": weak,
         }
         if (option := next((name for name, given in needing.items() if given), None)) is not None:
             hint = "the pipeline has no mixed-precision pass"
             raise UsageError("no plan is needed", option=option, hint=hint)
-    if weak and typed:
-        what = "with `weak-typing` the file stays FP32"
-        raise UsageError(what, option="io", hint="leave one of the two out")
-    if weak and not target.weakly_typed:
-        what = f"{target} only has strongly typed networks, which take no precisions of layers"
-        hint = "omit it: the model's types hold there; for TensorRT 8 to 10, name one with `target`"
-        raise UsageError(what, option="weak-typing", hint=hint)
     if request.deploy == "triton" and target.library == "tensorrt-rtx":
         raise UsageError("Triton has no TensorRT-RTX", option="deploy", hint="name another tool or `target`")
-    if weak and request.deploy in ("python", "onnxruntime"):
-        what = "`weak-typing` writes Python code of its own"
-        raise UsageError(what, option="deploy", hint="trtexec or triton")
     limit = goal if isinstance(goal, ErrorLimit) else None
     lowering = next((step for step in steps if isinstance(step, MixedPrecision)), MixedPrecision())
     types = PrecisionRequest(
@@ -121,7 +109,6 @@ def _job(
         plan=plan,
         accumulation=sums or recorded_sums(target),
         metric=request.metric or str(chosen.choose("metric")),
-        weak_typing=weak,
         deployment=request.deployment(),
         accumulation_is_default=sums is None,
         limit=limit,

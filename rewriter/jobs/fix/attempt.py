@@ -298,7 +298,7 @@ def _checked(
         precision = "fp32" if plan is None else plan.precision
         checks.append(verifier.emulated(fixed, precision, job.accumulation))
     wrong = {check.name for check in checks if check.passed is False}
-    if "structure" in wrong or (wrong and verifier.settings is None) or job.weak_typing:
+    if "structure" in wrong or (wrong and verifier.settings is None):
         return tuple(checks), None
     built, engine = verifier.built(fixed, plan)
     return engine_first((*checks, *built)), engine

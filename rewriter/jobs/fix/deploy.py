@@ -8,7 +8,6 @@ from pathlib import Path
 from string import Template
 
 from rewriter.base.text import command_line
-from rewriter.hazards.planning.weak_typing import constraint_files
 from rewriter.ir.model import Port, write_text
 from rewriter.jobs.fix.result import FixResult
 from rewriter.pipeline.options import Tool
@@ -27,7 +26,6 @@ class Build:
 
     result: FixResult
     where: Path  # the file, as the command names it
-    constraints: Path | None  # the file of trtexec's arguments for a weakly typed build
 
     @property
     def target(self) -> Target:
@@ -79,19 +77,15 @@ class Build:
     @property
     def typing(self) -> list[str]:
         """The flag that makes trtexec use the model's types, if the release needs one."""
-        if self.constraints is not None:
-            return []
         if chooses_types(self.target):
             return [f"--{low}"] if (low := lowered(self.result)) else []
         return ["--stronglyTyped"] if self.target.weakly_typed else []
 
     def trtexec(self, engine: Path, typing: Sequence[str]) -> list[str]:
-        """The words of the command; the shell reads the others of a weakly typed build from a file."""
+        """The words of the command."""
         tool = "tensorrt_rtx" if self.target.library == "tensorrt-rtx" else "trtexec"
         words = [tool, f"--onnx={self.where}", *typing, f"--saveEngine={engine}"]
         words += [f"--{least}Shapes={text}" for least, text in self.profile.items()]
-        if self.constraints is not None:
-            return [*(command_line([word]) for word in words), f"$(cat {command_line([self.constraints])})"]
         words += build_arguments(self.result.model, self.target)
         words += ["--noTF32"] * self.tf32_off
         return [command_line([word]) for word in words]
@@ -118,21 +112,20 @@ def command(result: FixResult) -> str:
         return ""
     if result.script is not None:
         return command_line(["python" if result.script.suffix == ".py" else "sh", result.script])
-    build = Build(result, result.output, result.constraints)
+    build = Build(result, result.output)
     return " ".join(build.trtexec(build.engine, build.typing))
 
 
 def files_beside(output: Path) -> tuple[Path, ...]:
     """The files that `fix` may write beside a result, but for weights."""
     scripts = (output.with_name(f"{output.stem}.build{suffix}") for suffix in (".sh", ".py"))
-    return (*constraint_files(output), *scripts)
+    return tuple(scripts)
 
 
 def write(result: FixResult, tool: Tool) -> Path:
     """Writes the script of a tool beside the result, and returns its path; all paths in it are relative."""
     assert result.output is not None
-    constraints = Path(result.constraints.name) if result.constraints is not None else None
-    suffix, text = SCRIPTS[tool](Build(result, Path(result.output.name), constraints))
+    suffix, text = SCRIPTS[tool](Build(result, Path(result.output.name)))
     path = result.output.with_name(f"{result.output.stem}.build{suffix}")
     write_text(text, path, "the script")
     return path

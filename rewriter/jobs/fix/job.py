@@ -100,7 +100,6 @@ class FixJob:
     plan: Plan | None = None
     accumulation: Accumulation = "fp32"
     metric: str = "relative-l2"
-    weak_typing: bool = False
     deployment: Deployment = field(default_factory=Deployment)
     accumulation_is_default: bool = False
     limit: ErrorLimit | None = None
@@ -123,7 +122,7 @@ class FixJob:
     def may_change(self) -> bool:
         """True if other candidates may replace the rules' plan: the user did not choose that."""
         checked = self.request.repair and self.request.verify
-        return checked and self.plan is None and not self.weak_typing and self.precision.precision != "fp32"
+        return checked and self.plan is None and self.precision.precision != "fp32"
 
     @property
     def may_drop_optional_fp32(self) -> bool:

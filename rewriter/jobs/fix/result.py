@@ -88,7 +88,6 @@ class FixResult(Summary):
         data: The samples that ranges and verification used; None if none were needed.
         verdict: None with `verify=False`, unless there was a goal to search for.
         warnings: Sentences that the user should read.
-        constraints: The file of trtexec's arguments, with `weak_typing`.
         script: The file that builds the result, with `deploy`.
         repairs: What failed at first, what was tried, and what helped; empty if the rules' plan passed.
         depth: Measured ranges of the model that the plan was made for, in the order of its nodes.
@@ -111,7 +110,6 @@ class FixResult(Summary):
     verdict: Verdict | None = None
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
-    constraints: Path | None = None
     script: Path | None = None
     repairs: list[str] = field(default_factory=list)
     depth: tuple[TensorAtDepth, ...] = ()
@@ -322,8 +320,6 @@ def _arithmetic(check: Check, job: FixJob, selection: Selection) -> tuple[str, s
         return f"{limit}: all in FP32 with TF32, {size}", f"build it {TF32_OFF}"
     if job.plan is not None:
         return f"your plan has too few nodes in FP32: {size}", "add nodes to it, or leave out `plan`"
-    if job.weak_typing:
-        return f"the constrained build is not accurate enough: {size}", "build it in FP32, without --fp16"
     if not request.repair:
         return f"the rules' plan is not enough: {size}", "leave out `repair=false`"
     if selection.stopped:

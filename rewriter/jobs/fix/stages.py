@@ -8,7 +8,6 @@ from pathlib import Path
 from onnx import TensorProto
 
 from rewriter.base.stopwatch import OutOfTimeError, Stopwatch, within
-from rewriter.hazards.planning import weak_typing
 from rewriter.ir.model import save, set_metadata
 from rewriter.ir.model.output_files import work_folder
 from rewriter.ir.model.tensors import FLOATS
@@ -67,8 +66,7 @@ def run(job: FixJob) -> FixResult:
         selection = replace(selection, attempt=_checked_to_the_end(selection, workload, sizes))
         attempt, data = selection.attempt, workload.fitting.source
         conclusion = conclude(job, selection)
-        fixed = weak_typing.named(attempt.calibrated.model) if job.weak_typing else attempt.fixed
-        checks = attempt.checks
+        fixed, checks = attempt.fixed, attempt.checks
         if split is not None:
             fixed, checks = plugins.whole(split, fixed), (*checks, plugins.plugin_check(split))
         result = FixResult(
@@ -119,7 +117,7 @@ def run(job: FixJob) -> FixResult:
 
 
 def _write_others(job: FixJob, result: FixResult) -> None:
-    """Writes the other files that the request has: the plan, constraints for the builder, the script."""
+    """Writes the other files that the request has: the plan, and the script."""
     request, plan = job.request, result.plan
     if request.save_plan is not None and plan is None:
         result.warnings.append(
@@ -127,13 +125,6 @@ def _write_others(job: FixJob, result: FixResult) -> None:
         )
     elif request.save_plan is not None and plan is not None:
         plan.save(request.save_plan)
-    if job.weak_typing and result.output is not None and plan is not None:
-        result.constraints, python = weak_typing.write(result.model, plan, result.output)
-        result.warnings.append(
-            f"weak typing: {result.output} is FP32; build it with trtexec and the arguments in "
-            f"{result.constraints}, or with the code in {python}, which finds all layers of a node that "
-            "becomes several"
-        )
     if request.deploy is not None and deploy.command(result):
         result.script = deploy.write(result, request.deploy)
 
