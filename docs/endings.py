@@ -21,7 +21,7 @@ PAGE = ROOT / "docs" / "endings.md"
 LINES = 3
 """First lines of a report that the page quotes."""
 
-HEADER = '<ir_version: 8, opset_import: ["" : 18]>\n'
+HEADER = '<ir_version: 8, opset_import: ["" : 18, "TRT" : 1]>\n'
 VARYING = re.compile(
     r"\b\d+\.\d+\.\d+(?:\.\d+)?\b|(?<=built )\d+(?= layers)|[\d.]+(?= MiB)|[\d.]+(?= s; types)"
 )
@@ -42,7 +42,12 @@ LOST = """net (float[1,64] x) => (float[1,64] y) <float k = {300.0}, float share
         t = Tanh(a) u = Mul(t, share) b = Sub(a, k) c = Mul(b, share) y = Add(c, u) }"""
 """FP16 keeps two digits of x beside 300, which no rule sees: the Conv is a layer."""
 
+DETECTOR = """net (float[1,64] x) => (float[1,4] boxes) <float half = {0.5}> {
+    h = MatMul(x, w) raw = Relu(h) kept = TRT.EfficientNMS_TRT(raw) boxes = Mul(kept, half) }"""
 SQUARED = "net (float[1,64] x) => (float[1,64] y) { y = Mul(x, x) }"
+FLOOR = "net (float[1,64] x) => (float[1,64] y) <float k = {0.01}> { a = Floor(x) b = Mul(a, k) y = Tanh(b) }"
+"""An input of 0.9999999 is 1.0 in FP16, and Floor makes another integer of it."""
+
 ROUNDED = """net (float[2,8] x) => (float[2,2] y) <float[8,2] w = {2049.0, 2049.0, -2048.0, -2048.0, 0.0, 0.0,
     0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0}> { y = MatMul(x, w) }"""
 
@@ -80,6 +85,18 @@ CASES = {
         PRODUCT,
         weights=W,
     ),
+    "samples smaller than the profile": Case(
+        "the engine takes larger inputs than the samples are, and rows do not depend on each other",
+        PRODUCT.replace("[1,", "[n,"),
+        options="--max-shapes x:8x64",
+        weights=W,
+    ),
+    "with ONNX Runtime": Case(
+        "ONNX Runtime runs the file on the CPU, or on CUDA, at the ends of the profile, too",
+        PRODUCT.replace("[1,", "[n,"),
+        options="--engine onnxruntime --max-shapes x:8x64",
+        weights=W,
+    ),
     "not built": Case("no engine was built: `Missing` says why", PRODUCT, options="--no-build", weights=W),
     "random data": Case("no samples were given", PRODUCT, (), weights=W),
     "constant samples": Case("every sample is constant", PRODUCT, ({"x": np.zeros_like(X)},), weights=W),
@@ -91,6 +108,7 @@ CASES = {
         weights=W,
         plan=BF16,
     ),
+    "plugins": Case("the library of a plugin is not on this machine", DETECTOR, weights=W),
     "TF32": Case(
         "the original misses the tolerance with TF32, TensorRT's default",
         ROUNDED,
@@ -104,6 +122,17 @@ CASES = {
         ({"x": np.arange(4)},),
     ),
     "failed": Case("a check failed: `Limit` and `Remedy` say why", LOST, options="--no-repair"),
+    "an option is not kept": Case(
+        "a check fails with an option, and passes without it",
+        FLOOR,
+        ({"x": np.full_like(X, 0.9999999)}, {"x": X}),
+        options="--io fp16",
+    ),
+    "nothing written": Case("`--strict` writes only what is proven", PRODUCT, (), "--strict", W),
+    "no check": Case(
+        "ONNX Runtime cannot run the original, and nothing built it",
+        "net (float[1,64] x) => (float[1,64] y) { p = TRT.Preprocess_TRT(x) y = Relu(p) }",
+    ),
     "not verified": Case("the user switched the checks off", PRODUCT, options="--no-verify", weights=W),
     "refused": Case(
         "TensorRT refuses a node of the original", "net (float[1,64] x) => (float[n] y) { y = Unique(x) }"

@@ -17,6 +17,7 @@ from rewriter.hazards.planning.planner import analyses
 from rewriter.hazards.user_rules import rules_of_the_user
 from rewriter.ir.graph import display_name
 from rewriter.ir.model import Model, load
+from rewriter.ir.model.split import split_at_plugins
 from rewriter.ir.plan import Precision, Range
 from rewriter.jobs.fix.before import check_before
 from rewriter.jobs.fix.workload import judged_samples, recorded_sums
@@ -179,7 +180,12 @@ def _at_most_warnings(findings: Iterable[Finding], kinds: Container[str]) -> Ite
 
 
 def _plain(original: Model, samples: Samples, precision: Precision, target: Target) -> Check | None:
-    """The emulation of a model as it is, as `fix` makes it before any repair; None if it does not run."""
+    """The emulation of a model as it is, as `fix` makes it before any repair; None if it does not run.
+
+    A model with plugins is emulated up to them.
+    """
+    split = split_at_plugins(original)
+    original = split.head if split else original
     try:
         sums, _, judged, expected = judged_samples(original, samples, recorded_sums(target), default=True)
     except ArithmeticRunError:

@@ -55,6 +55,11 @@ build the original model."""
 TF32_OFF = "with TF32 off (--noTF32, or NVIDIA_TF32_OVERRIDE=0), which is slower"
 
 
+WITH_GPU = (
+    "verify it where a GPU is: the original's FP32 engine is the reference there, "
+    "and `plugin-lib` names the library of its plugins"
+)
+
 LISTED = 3  # outputs that a reason names
 
 
@@ -225,9 +230,10 @@ def conclude(job: FixJob, selection: Selection) -> Conclusion:
     if (original := Verdict(checks).unbuildable) is not None:
         return ended("unbuildable", *_unbuildable(attempt, original))
     if not attempt.failed and not any(check.passed for check in checks if check.name not in GOALS):
-        return ended(
-            "unverified", reason="no check could be made" if job.request.verify else "`verify=false`"
-        )
+        if not job.request.verify:
+            return ended("unverified", reason="`verify=false`")
+        lacking = "; ".join(f"{check.name} {check.summary}" for check in checks)
+        return ended("unverified", lacking, WITH_GPU, reason="no check could be made")
     if Verdict(checks).passed:
         if any(gap.kind == "tf32" for gap in gaps(checks, None)):
             return ended("as-fp32", "TF32 is as far from FP32 in this network", _without_tf32(checks))
