@@ -19,7 +19,6 @@ class DataKeywords(TypedDict, total=False):
     """The fields of `DataOptions`."""
 
     inputs: Any
-    image_preprocess: str | None
     input_shapes: Shapes | None
     input_values: dict[str, Any] | None
     seed: int

@@ -43,7 +43,7 @@ def attributes(value: Any, *names: str) -> dict[str, Any]:
 
 
 def data_dict(data: DataSource | None) -> dict[str, Any] | None:
-    names = ("text", "samples", "real", "constant", "repeated", "path", "preprocess")
+    names = ("text", "samples", "real", "constant", "repeated", "path")
     return None if data is None else attributes(data, *names)
 
 
