@@ -48,7 +48,6 @@ HAZARDS: tuple[Rule, ...] = (
     internal.hidden_sums,
     internal.norm_operators,
     internal.long_softmax,
-    internal.long_sums,
     accumulation.partial_sums,
     front_ends.steep_functions,
     norms.lost_epsilon,
@@ -83,10 +82,8 @@ RULES: tuple[Rule, ...] = (*_TYPES, *HAZARDS)
 
 SCAN_RULES: tuple[Rule, ...] = (
     *HAZARDS,
-    attention.linear_attention,
     resolution.float64_differences,
     types.cast_pairs,
-    types.fp16_reference,
     target_rules.known_defects,
     target_rules.refused_operators,
 )

@@ -189,8 +189,7 @@ class GraphAnalysis(FloatGraph):
 
 
 ANY_TYPE = frozenset(
-    "cast-pair tf32 known-defect refused-operator unmeasured no-schema random-data fp16-reference "
-    "quantized".split()
+    "cast-pair tf32 known-defect refused-operator unmeasured no-schema random-data quantized".split()
 )
 """Kinds that occur in FP32, too, or that concern no arithmetic."""
 

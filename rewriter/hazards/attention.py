@@ -1,4 +1,4 @@
-"""Hazard rules about attention: masks, and linear attention without normalisation."""
+"""Hazard rules about attention: masks."""
 
 from collections.abc import Iterator
 
@@ -65,23 +65,6 @@ def _guarded(analysis: GraphAnalysis, node: NodeProto) -> bool:
     return any(r.op_type == "IsNaN" for r in readers)
 
 
-def linear_attention(analysis: GraphAnalysis) -> Iterator[Hazard]:
-    """Two products of activations in sequence without a Softmax: K^T V grows with the number of tokens.
-
-    Reported for EfficientViT, EfficientViT-SAM and Sana:
-    https://github.com/NVIDIA/TensorRT/issues/3893
-    """
-    for node in analysis.nodes:
-        if not of_activations(analysis, node) or any(_is_softmax(analysis, t) for t in node.input):
-            continue
-        readers = analysis.downstream(node.output[0], lambda n: n.op_type in BEFORE_SOFTMAX)
-        second = next((n for _, n in readers if n is not node and of_activations(analysis, n)), None)
-        if second is not None and not any(_is_softmax(analysis, t) for t in second.input):
-            reader = display_name(second)
-            reason = f"{display_name(node)} sums over the tokens, and {reader} reads it without a Softmax"
-            yield analysis.hazard(node, "linear-attention", reason, node.output[0])
-
-
 def of_activations(analysis: GraphAnalysis, node: NodeProto) -> bool:
     """True for a MatMul of two computed tensors that sums more than one term."""
     if node.op_type != "MatMul" or any(analysis.is_constant(t) for t in node.input):
@@ -89,9 +72,3 @@ def of_activations(analysis: GraphAnalysis, node: NodeProto) -> bool:
     shape = analysis.graph.shape(node.input[0])
     computed = all(analysis.producer(t) is not None for t in node.input)
     return computed and (shape is None or shape[-1:] != (1,))
-
-
-def _is_softmax(analysis: GraphAnalysis, tensor: str) -> bool:
-    """True if a Softmax leads to the tensor through cheap operators."""
-    seen = analysis.upstream(tensor, lambda n: n.op_type in CHEAP)
-    return any(n.op_type == "Softmax" for n in seen)

@@ -84,25 +84,6 @@ def long_softmax(analysis: GraphAnalysis) -> Iterator[Hazard]:
             yield analysis.hazard(node, "internal-overflow", reason, node.input[0])
 
 
-def long_sums(analysis: GraphAnalysis) -> Iterator[Hazard]:
-    """Means and sums whose sum overflows although the result does not: HAT's ReduceMean gave NaN so.
-
-    TensorRT-RTX 1.6.1 sums them in FP32 (measured); an FP16 model on other runtimes does not:
-    https://github.com/microsoft/onnxconverter-common/issues/299
-    """
-    sums = {"ReduceMean", "ReduceSum", "ReduceL1", "GlobalAveragePool"}
-    for node in analysis.nodes if analysis.is_fp16 else ():
-        measured = analysis.range(node.input[0]) if node.op_type in sums else None
-        number = reduced_count(analysis, node) if measured is not None and measured.finite else None
-        if measured is None or number is None:
-            continue
-        result, total = analysis.range(node.output[0]), number * measured.mean_abs
-        if total > analysis.largest and (result is None or result.absmax <= analysis.limit):
-            what = f"{node.op_type} sums {number} values, about {total:.2g}, inside"
-            reason = f"{what}: TensorRT-RTX 1.6.1 was measured to do this in FP32; other releases may not"
-            yield analysis.hazard(node, "internal-overflow", reason, node.input[0], "note")
-
-
 def reduced_count(analysis: GraphAnalysis, node: NodeProto) -> int | None:
     """The number of elements that a reduction combines into one; None if a shape is not fully known."""
     sizes, result = analysis.graph.sizes(node.input[0]), analysis.graph.sizes(node.output[0])

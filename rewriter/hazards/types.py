@@ -106,12 +106,3 @@ def cast_pairs(analysis: GraphAnalysis) -> Iterator[Hazard]:
         low = SHORT_NAMES[to].upper()
         reason = f"{display_name(node)} rounds {node.input[0]} to {low}, and {display_name(back)} goes back"
         yield analysis.hazard(node, "cast-pair", reason, node.input[0], "error" if beyond else None)
-
-
-def fp16_reference(analysis: GraphAnalysis) -> Iterator[Hazard]:
-    """Models in FP16 already: their results on ONNX Runtime's CPU are no reference.
-
-    Seen in https://github.com/NVIDIA/TensorRT/issues/4355
-    """
-    if analysis.mixed and analysis.graph.is_main and analysis.nodes:
-        yield Hazard(analysis.nodes[0], "fp16-reference", "the model computes in FP16 or BF16 already")
