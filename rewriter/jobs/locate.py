@@ -16,7 +16,6 @@ from rewriter.pipeline.keywords import LocateKeywords
 from rewriter.pipeline.options import LocateOptions, VerifyOptions, combined, documented
 from rewriter.runtime.engines.probing import known_target
 from rewriter.runtime.engines.protocol import MeasureSettings
-from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.metrics.parts import Part
 from rewriter.runtime.metrics.tolerances import RELATIVE_L2
 from rewriter.target import Target
@@ -86,6 +85,6 @@ def locate(
             deployed.filled(samples.source.all_spans).profile,
             progress or silent,
         )
-    notes += [*([] if samples.source.real else [samples.source.text]), *data_warnings(models[0], samples)]
+    notes += [*([] if samples.source.real else [samples.source.text]), *samples.warnings]
     before, after = (model.path for model in models)
     return replace(result, notes=(*notes, *result.notes), data=samples.source, original=before, other=after)

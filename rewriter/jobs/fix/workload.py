@@ -19,7 +19,6 @@ from rewriter.jobs.search.effort import RunCost
 from rewriter.passes.base import Pass, Stage
 from rewriter.pipeline.driver import PassResult
 from rewriter.runtime.emulation import Accumulation
-from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.inputs import Samples
 from rewriter.runtime.metrics.outputs import OutputComparison
 from rewriter.runtime.metrics.probabilities import finds_nothing, probabilities
@@ -89,7 +88,7 @@ def read(job: FixJob) -> tuple[Model, Samples, list[str]]:
         refusals.refuse_unbuildable(original, precision.target, precision.plugin_types)
     samples = request.samples(original, job.deployment)
     again = made_by_fix(original)
-    warnings = [*[again] * bool(again), *original.notes, *data_warnings(original, samples)]
+    warnings = [*[again] * bool(again), *original.notes, *samples.warnings]
     steps = job.first.steps
     uses_data = request.verify or any(step.stage in (Stage.RANGES, Stage.LOWERING) for step in steps)
     if not samples.source.real and uses_data:
