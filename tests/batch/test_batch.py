@@ -145,7 +145,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), WRONG)
-def test_bad_usage_starts_nothing(
+def test_bad_usage(
     arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -141,9 +141,7 @@ class Ray:
         return reference()
 
 
-def test_a_cluster_gets_all_that_a_model_needs_and_sends_its_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cluster_gets_all_and_sends_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = save(graph("g (float[2] x) => (float[2] y) { y = Exp(x) }"), tmp_path / "net.onnx")
     np.savez(tmp_path / "x.npz", x=np.ones(2, np.float32))
     options = {"inputs": tmp_path / "x.npz", "build": False}

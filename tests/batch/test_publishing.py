@@ -128,9 +128,7 @@ def test_hidden_folders_hold_no_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no file can be locked there")
-def test_work_folders_of_killed_runs_go_and_those_of_living_ones_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_work_folders_of_killed_runs_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     for name in ("rewriter-killed", "rewriter-of-the-user"):
         (tmp_path / name).mkdir()

@@ -56,9 +56,7 @@ def test_engines_are_timed_and_compared_with_the_original(folder: Path) -> None:
     assert rows["plain"]["error"] == pytest.approx(0.5, rel=1e-3)
 
 
-def test_the_table_compares_with_the_faster_valid_rival(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_compares_with_the_faster_rival(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = {
         "fp32": {"us": 200.0, "error": 1e-4},
         "autocast": {"us": 90.0, "error": 1.0},
@@ -78,9 +76,7 @@ def test_the_table_compares_with_the_faster_valid_rival(
     assert "net" not in capsys.readouterr().out.splitlines()[2:]
 
 
-def test_without_a_gpu_networks_are_scored_by_emulation(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_gpu_networks_are_emulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = {
         "plain": {"held": None, "held_passed": False},
         "fix": {"held": 2e-3, "held_passed": True, "float_nodes": 9, "fp32": {"Mul": 3, "Add": 1}},
@@ -108,9 +104,7 @@ def _steps(work: Work, folder: Path) -> Iterator[str]:
     ("gpu", "last"),
     [(False, ["verify plain"]), (True, ["measure", "tool fix-gpu", "build fix-gpu", "again"])],
 )
-def test_a_network_is_exported_first_and_then_made_built_and_judged(
-    folder: Path, gpu: bool, last: list[str]
-) -> None:
+def test_a_network_is_exported_made_built_and_judged(folder: Path, gpu: bool, last: list[str]) -> None:
     work = Work(folder.parent, fix_gpu=gpu, gpu=gpu, variants=("plain",))
     assert list(_steps(work, folder)) == ["export", "tool plain", "build plain", *last]
 

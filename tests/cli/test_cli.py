@@ -153,9 +153,7 @@ def test_in_place_replaces_the_model(model: Path) -> None:
         pytest.param("hook fix {}", id="the other hook"),
     ],
 )
-def test_a_file_that_is_called_like_an_option_is_a_file(
-    line: str, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_named_like_an_option_is_one(line: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "--plugin-lib=evil.onnx"
     model.rename(model.with_name(name))
     monkeypatch.chdir(model.parent)
@@ -283,9 +281,7 @@ OUTPUTS = [
 
 
 @pytest.mark.parametrize(("arguments", "words"), OUTPUTS)
-def test_bad_outputs_are_refused_before_the_work(
-    model: Path, tmp_path: Path, arguments: list[str], words: str
-) -> None:
+def test_bad_outputs_are_refused_first(model: Path, tmp_path: Path, arguments: list[str], words: str) -> None:
     code, _, error = quick("fix", model, *(a.format(tmp_path) for a in arguments), *STRUCTURE)
     assert code == exits.BAD_INPUT
     assert words in error
@@ -457,9 +453,7 @@ def test_a_reader_that_leaves_early_hides_no_verdict(text: str, code: int, tmp_p
     assert "Error" not in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_defect_of_ours_is_neither_1_nor_2(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path
-) -> None:
+def test_a_defect_of_ours_has_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a defect")
 

@@ -108,9 +108,7 @@ class TestReports:
         assert fix(model, "-o", tmp_path / "f.onnx", "--report", device)[0] == 0
         assert stat.S_ISCHR(device.stat().st_mode)
 
-    def test_a_stream_that_the_shell_sends_to_a_file_keeps_what_is_printed(
-        self, model: Path, tmp_path: Path
-    ) -> None:
+    def test_a_redirected_stream_keeps_what_is_printed(self, model: Path, tmp_path: Path) -> None:
         with (tmp_path / "log").open("w") as log:
             log.write("before\n")
             log.flush()

@@ -76,7 +76,7 @@ def test_ctrl_c_during_an_import(model: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("owner", "name"), [(cli, "app"), (cli.Command, "get_params")], ids=["commands", "arguments"]
 )
-def test_ctrl_c_inside_typer(
+def test_typer(
     owner: object, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """While it reads arguments, Typer turns it into an exit code of 1, without a word."""

@@ -84,7 +84,7 @@ FORMS: list[Any] = [
 
 
 @pytest.mark.parametrize(("form", "wanted"), FORMS)
-def test_every_form_can_be_read_repeatedly(
+def test_every_form_is_read(
     form: Callable[[Path], Any], wanted: list[dict[str, Array]], tmp_path: Path
 ) -> None:
     samples = load_samples(form(tmp_path), TWO)

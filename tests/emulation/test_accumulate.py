@@ -138,7 +138,7 @@ def test_gemm_keeps_its_attributes(a: int, b: int) -> None:
 
 
 @pytest.mark.parametrize(("text", "opset", "split"), graphs.cases("emulation/accumulate.txt"))
-def test_which_products_accumulate_in_fp16(
+def test_products_that_sum_in_fp16(
     text: str, opset: str, split: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accumulate, "_is_one_chunk", lambda *_: False)  # the graphs are small
@@ -254,7 +254,7 @@ def test_the_verdict_sees_partial_sums_overflow(accumulation: Accumulation, pass
     ("channels", "filters", "size", "measured"),
     [(1, 36, 5, 7.6e-4), (3, 128, 5, 7.5e-4), (3, 36, 3, 4.6e-4), (1, 8, 5, 3.5e-4), (8, 8, 5, 5.5e-4)],
 )
-def test_convs_of_few_channels_err_as_measured_on_an_h100(
+def test_few_channels_err_as_measured_on_an_h100(
     channels: int, filters: int, size: int, measured: float
 ) -> None:
     kernel = f"float16[{filters},{channels},{size},{size}]"

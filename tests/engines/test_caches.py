@@ -54,7 +54,7 @@ def test_the_next_build_uses_the_timings_of_the_last(folder: Path) -> None:
     assert names == ["tensorrt_10.13.3_NVIDIA_L4.cache", "tensorrt_11.0.0_NVIDIA_L4.cache"]
 
 
-def test_tensorrt_rtx_and_a_machine_without_a_gpu_have_no_timings(
+def test_rtx_and_a_machine_without_a_gpu_have_no_timings(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found_by_a_build("tensorrt_rtx")
@@ -63,9 +63,7 @@ def test_tensorrt_rtx_and_a_machine_without_a_gpu_have_no_timings(
     assert not folder.exists()
 
 
-def test_a_file_that_cannot_be_read_or_written_is_ignored(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_used_is_ignored(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -110,7 +108,7 @@ def test_a_second_process_waits_for_the_first() -> None:
         assert second.stdout.read() == "mine\n"
 
 
-def test_no_turn_is_waited_for_without_end_and_a_killed_process_gives_it_back(
+def test_a_turn_is_waited_for_a_while_and_a_killed_process_gives_it_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with holder() as first:

@@ -79,9 +79,7 @@ def test_several_builds_and_variants_are_returned_in_order(tmp_path: Path, sampl
     assert {o.latency for o in found} == {None}
 
 
-def test_a_model_that_does_not_run_is_an_outcome_and_the_others_continue(
-    tmp_path: Path, samples: tuple[Path, ...]
-) -> None:
+def test_a_model_that_does_not_run_stops_no_other(tmp_path: Path, samples: tuple[Path, ...]) -> None:
     wrong = variant("g (float[n,3] x) => (float[n,3] y) { y = Relu(x) }", tmp_path, samples, "wrong")
     well = variant(DOUBLED, tmp_path, samples, "well")
     first, second = measure([wrong, well], ORT, tmp_path / "work")
@@ -91,9 +89,7 @@ def test_a_model_that_does_not_run_is_an_outcome_and_the_others_continue(
     assert second.latency is not None
 
 
-def test_a_hang_is_killed_at_its_limit_and_the_others_are_measured(
-    tmp_path: Path, samples: tuple[Path, ...]
-) -> None:
+def test_a_hang_is_killed_and_the_others_are_measured(tmp_path: Path, samples: tuple[Path, ...]) -> None:
     variants = [variant(ENDLESS, tmp_path, samples, "endless"), variant(DOUBLED, tmp_path, samples, "well")]
     settings = MeasureSettings("onnxruntime", timing=QUICK, timeout_s=4.0)
     endless, well = measure(variants, settings, tmp_path / "work")
@@ -124,9 +120,7 @@ def test_a_crash_is_an_outcome_and_the_survivors_are_timed(
 
 
 @needs_rtx
-def test_tensorrt_builds_without_a_gpu_and_says_why_it_does_not_run(
-    tmp_path: Path, samples: tuple[Path, ...]
-) -> None:
+def test_tensorrt_builds_without_a_gpu_and_runs_on_none(tmp_path: Path, samples: tuple[Path, ...]) -> None:
     found = outcome(DOUBLED, tmp_path, samples, MeasureSettings("tensorrt-rtx", timing=QUICK))
     assert found.report is not None
     assert found.report.engine_bytes

@@ -218,9 +218,7 @@ MINE = Answers(
 )
 
 
-def test_measured_answers_are_cached_and_override_recorded_ones(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_measured_answers_override_recorded_ones(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert store.measured() is None
     assert rewriter.probe() == rewriter.probe("tensorrt-rtx") == recorded()[0]
     assert (path := remember(MINE)) and path.is_relative_to(cache)
@@ -308,9 +306,7 @@ def test_rules_follow_answers(body: str, rule: str, probe: str, applies: dict[st
 # -- the command --------------------------------------------------------------------------------
 
 
-def test_the_command_measures_on_the_requested_engine(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_command_measures_on_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import rewriter.runtime.engines.probing as room
 
     monkeypatch.setattr(

@@ -248,9 +248,7 @@ def test_environment_variables_are_added() -> None:
 
 @forks
 @pytest.mark.parametrize(("function", "words"), [(devour, "memory ran out"), (devour_in_c, "SIGABRT")])
-def test_memory_of_a_fork_is_limited(
-    function: Callable[[int], object], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_limit(function: Callable[[int], object], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "LEAST_BYTES", 1 << 30)
     monkeypatch.setattr(sandbox, "SHARE", 0.0)
     with pytest.raises(NativeError, match=words):
@@ -474,9 +472,7 @@ def test_functions_that_expand_without_measure_are_refused(monkeypatch: pytest.M
     ("end", "reason"),
     [(crash, "onnxsim crashed (SIGFPE)"), (hang, "onnxsim gave no result within 1 s, and was stopped")],
 )
-def test_a_crash_of_onnxsim_is_a_refusal(
-    end: Callable[[], None], reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_onnxsim_crashes(end: Callable[[], None], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxsim.simplify", end)
     monkeypatch.setattr(sandbox, "CALL_S", 1.0 if end is hang else 60.0)
     source = graph("g (float[3] x) => (float[3] y) { i = Identity(x) y = Relu(i) }")

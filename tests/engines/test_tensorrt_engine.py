@@ -100,9 +100,7 @@ def test_weights_in_external_data_are_found(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_the_parser_names_the_node_that_it_refuses(
-    body: str, node: str, op: str, words: str, tmp_path: Path
-) -> None:
+def test_the_parser_names_what_it_refuses(body: str, node: str, op: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     header = '<ir_version: 8, opset_import: ["" : 17, "com.acme" : 1]>\n'
     onnx.save(onnx.parser.parse_model(header + body), path)  # the checker would refuse some
@@ -142,9 +140,7 @@ LOOP = """
         ),
     ],
 )
-def test_dynamic_inputs_need_a_profile(
-    body: str, words: str, options: dict[str, Any], tmp_path: Path
-) -> None:
+def test_dynamic_axes_need_a_profile(body: str, words: str, options: dict[str, Any], tmp_path: Path) -> None:
     read = report(graph(body), tmp_path)
     assert words in read.obstacle and read.refusal == read.obstacle
     assert read.hint and read.layers

@@ -72,9 +72,7 @@ def fake(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 @pytest.mark.parametrize("gpu", [True, False], ids=["a GPU", "no GPU"])
-def test_a_network_is_parsed_and_built(
-    fake: Fake, gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_network_is_built(fake: Fake, gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvidia_driver, "gpu", lambda: GPU if gpu else None)
     options = BuildOptions(
         library=fake.release.library,

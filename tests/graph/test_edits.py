@@ -421,9 +421,7 @@ def _graphs(draw: st.DrawFn) -> Model:
 
 
 @given(_graphs(), st.data())
-def test_random_substitutes_leave_a_valid_graph_with_the_same_results(
-    source: Model, data: st.DataObject
-) -> None:
+def test_random_substitutes_keep_a_graph_and_its_results(source: Model, data: st.DataObject) -> None:
     """Replaces nodes by the same nodes between two Negs: the values must not change."""
     before = source.copy()
     editor = _editors(source, tag="test")[0]

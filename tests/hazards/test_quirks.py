@@ -204,7 +204,7 @@ def built(done: rewriter.FixResult) -> bool:
         pytest.param("transpose-after-two-products", "tensorrt-rtx 1.6.1 sm_90", "fp16", TOKENS, id="tokens"),
     ],
 )
-def test_what_a_defect_forbids_stays_in_fp32_and_builds(
+def test_what_a_defect_forbids_stays_in_fp32(
     quirk: str, target: str, precision: Any, body: str | None
 ) -> None:
     model = graphs.graph(body).proto if body else None

@@ -36,9 +36,7 @@ def module_with_a_dropout() -> Any:
 
 @pytest.mark.parametrize("exporter", EXPORTERS)
 class TestExport:
-    def test_a_module_in_training_mode_from_a_data_loader(
-        self, exporter: dict[str, Any], tmp_path: Path
-    ) -> None:
+    def test_a_module_in_training_mode_from_a_loader(self, exporter: dict[str, Any], tmp_path: Path) -> None:
         """A shuffled loader with labels, and batches that are larger than the model's."""
         path, raw, plain = tmp_path / "net.onnx", tmp_path / "net.raw.onnx", tmp_path / "plain.onnx"
         torch.onnx.export(module_with_a_dropout().eval(), image(), plain, input_names=["picture"], **exporter)
@@ -134,9 +132,7 @@ REFUSED: list[Any] = [
 
 
 @pytest.mark.parametrize(("options", "message"), REFUSED)
-def test_a_wrong_option_raises_where_it_is_written(
-    options: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_a_wrong_option_raises_on_its_line(options: dict[str, Any], message: str, tmp_path: Path) -> None:
     for write in (
         lambda: hooks.export(net(), (image(),), tmp_path / "net.onnx", dynamo=False, **options),
         lambda: hooks.patched(**options),
@@ -176,9 +172,7 @@ def test_a_failed_fix_leaves_the_plain_export(
         hooks.export(net(), (image(),), path, strict=True, dynamo=False, **options)
 
 
-def test_constant_examples_are_replaced_by_random_data(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_constant_examples_become_random_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     constant = torch.zeros(1, 3, 16, 16)
     exported = hooks.export(net(), (constant,), tmp_path / "n.onnx", fix=QUICK, dynamo=False)
     assert exported.result is not None

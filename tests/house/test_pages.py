@@ -137,9 +137,7 @@ def test_a_command_that_is_not_run_parses(command: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("line", ["fix m.onnx --no-such-option", "nothing", "verify a"])
-def test_a_command_that_is_wrong_would_be_found(
-    line: str, reports: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_that_is_wrong_is_found(line: str, reports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Exception, match=r"(?i)no such|missing"):
         parsed(f"rewriter {line}")
     assert run(line.split(), reports, monkeypatch).exit_code == 2
@@ -166,9 +164,7 @@ QUOTED = [block for block in BLOCKS if block.mark.startswith(OUTPUT)]
 @needs_rtx
 @without_gpu
 @pytest.mark.parametrize("block", QUOTED, ids=str)
-def test_quoted_output_is_what_is_printed(
-    block: Block, reports: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quoted_output_is_as_printed(block: Block, reports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = block.mark.removeprefix(OUTPUT).split()[1:]
     done = run(words, reports, monkeypatch, build=True)
     lines = [line.rstrip() for line in done.output.splitlines()]

@@ -109,9 +109,7 @@ def plugin(reads: str = "a") -> onnx.ModelProto:
         pytest.param("EfficientPlugin_TRT:fp32:fp16", "a", [1, 10, 10, 10], id="inputs and outputs"),
     ],
 )
-def test_a_plugin_gets_the_types_of_its_ports(
-    given: str, reads: str, types: list[int], tmp_path: Path
-) -> None:
+def test_a_plugin_gets_types_of_its_ports(given: str, reads: str, types: list[int], tmp_path: Path) -> None:
     options: dict[str, Any] = {"verify": False, "skip": ["simplify"]}
     save = tmp_path / "plan.json"
     result = quick(plugin(reads), plugin_types=[given], lower=["*"], save_plan=save, **options)

@@ -229,9 +229,7 @@ def test_slow_states_are_kept_in_fp32_on_request_of_the_loop(tmp_path: Path) -> 
     assert types["new_mean"] == TensorProto.FLOAT
 
 
-def test_a_script_that_takes_longer_is_compared_up_to_the_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_script_is_compared_up_to_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock on which each call takes a second: the five runs share 500 of them."""
     clock = SimpleNamespace(monotonic=partial(next, itertools.count()))
     monkeypatch.setattr("rewriter.jobs.closed_loop.job.time", clock)

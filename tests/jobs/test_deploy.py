@@ -88,7 +88,7 @@ def test_scripts_of_the_shell_call_trtexec(tool: Tool, engine: str, tmp_path: Pa
         ("tensorrt-rtx", "NvTensorRTRTXExecutionProvider", "nv"),
     ],
 )
-def test_the_script_of_onnx_runtime_names_its_provider(
+def test_onnx_runtime_s_script_has_its_provider(
     target: str, provider: str, prefix: str, tmp_path: Path
 ) -> None:
     result = fixed(tmp_path, "onnxruntime", target=target)

@@ -109,9 +109,7 @@ def test_no_model_is_left_to_the_garbage_collector() -> None:
 
 
 @pytest.mark.skipif(not sandbox.FORKS, reason="libraries get the model in a fork, on Linux only")
-def test_the_model_is_rarely_parsed_written_and_copied_in_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_model_is_rarely_parsed_and_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Facts belong to a revision: nobody hashes the graph, and one child checks it and infers its shapes."""
     monkeypatch.setattr(sandbox, "inside", False)
     calls = Counter[str]()

@@ -264,9 +264,7 @@ RESULTS: dict[str, tuple[Call, list[str]]] = {
 
 
 @pytest.mark.parametrize(("call", "words"), RESULTS.values(), ids=RESULTS.keys())
-def test_results_show_themselves_in_a_few_lines_in_no_words_of_the_command_line(
-    call: Call, words: list[str]
-) -> None:
+def test_results_show_themselves_in_a_few_lines_in_words_of_python(call: Call, words: list[str]) -> None:
     result = call(small())
     shown = repr(result)
     assert all(word in shown for word in words), shown

@@ -96,7 +96,7 @@ def summed() -> dict[str, Any]:
     return {"model": source, "inputs": data, "passes": "mixed-precision", "accumulation": "fp32"}
 
 
-def test_an_engine_that_fails_is_repaired_though_its_emulation_passes(
+def test_an_engine_that_fails_is_repaired_if_its_emulation_passes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given = summed()
@@ -121,7 +121,7 @@ def test_what_the_emulation_foretold_is_searched_for_first(monkeypatch: pytest.M
     assert result.repairs[1].startswith("more nodes in FP32") and "every check passes" in result.repairs[1]
 
 
-def test_an_engine_as_accurate_as_the_networks_own_fp32_engine_passes(
+def test_an_engine_as_accurate_as_the_network_s_fp32_one_passes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     use_emulation(monkeypatch)
@@ -324,9 +324,7 @@ def merged(model: Model) -> bool:
         pytest.param(12.0, False, id="slower"),
     ],
 )
-def test_fp32_epilogues_are_handed_out_where_they_pay(
-    monkeypatch: pytest.MonkeyPatch, merged_us: float, kept: bool
-) -> None:
+def test_fp32_epilogues_have_to_pay(monkeypatch: pytest.MonkeyPatch, merged_us: float, kept: bool) -> None:
     use_emulation(monkeypatch)
     monkeypatch.setattr("emulated_engine.latency_us", lambda m: merged_us if merged(m) else 10.0)
     result = rewriter.fix(**projections())
@@ -459,7 +457,7 @@ def test_a_cheaper_plan_is_searched_where_the_first_takes_too_long(monkeypatch: 
     assert result.verified
 
 
-def test_the_rules_plan_is_handed_out_where_every_other_takes_too_long(
+def test_the_rules_plan_is_handed_out_where_others_take_too_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     use_emulation(monkeypatch)

@@ -138,9 +138,7 @@ def test_of_more_samples_than_are_judged_the_widest_are(tmp_path: Path) -> None:
     assert judged[0] == "19" and {"18", "14"} & {*judged} == {"18"} and len(judged) == 16
 
 
-def test_verify_says_that_fix_had_time_for_fewer_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verify_says_that_fix_judged_fewer_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rewriter.jobs.search.effort.RunCost.samples", lambda *_: 1)
     source, written = (
         save(graph("g (float[4,8] x) => (float[4,8] y) { y = Exp(x) }"), tmp_path / "net.onnx"),

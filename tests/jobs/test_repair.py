@@ -147,9 +147,7 @@ def test_a_tolerance_of_the_users_is_the_one_that_is_judged_by() -> None:
     assert "max-abs" in next(c.summary for c in by_cosine.verdict.checks if c.name == "emulation")
 
 
-def test_an_interrupted_repair_hands_out_the_best_so_far(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_repair_gives_the_best_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, out = graph(OFFSET).whole(), tmp_path / "out.onnx"
     candidates = list[Candidate]()
 
@@ -245,7 +243,7 @@ class Shifting(Simplify):
             yield Change("y", "shifted")
 
 
-def test_a_pass_of_ours_that_breaks_the_result_is_found_by_name_and_left_out(
+def test_a_pass_of_ours_that_breaks_the_result_is_found_and_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def with_defect(job: FixJob) -> FixJob:

@@ -89,9 +89,7 @@ def test_a_model_that_we_broke_is_our_fault(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @needs_rtx
-def test_a_pass_that_breaks_the_build_is_found_by_name_and_left_out(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_pass_that_breaks_the_build_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with_defect(monkeypatch)
     result = rewriter.fix(graph(IMAGE).whole(), tmp_path / "out.onnx", inputs=IMAGES)
     assert result.conclusion.kind == "verified" and result.output == tmp_path / "out.onnx"
@@ -102,7 +100,7 @@ def test_a_pass_that_breaks_the_build_is_found_by_name_and_left_out(
 
 
 @needs_rtx
-def test_what_breaks_every_build_of_ours_leaves_the_model_in_fp32(
+def test_what_breaks_every_build_gives_the_fp32_model(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with_defect(monkeypatch, times=2)
@@ -151,7 +149,7 @@ def test_what_tensorrt_parses_in_fp32_alone_stays_there(precision: Precision, ke
 
 
 @needs_rtx
-def test_nodes_that_the_parser_refuses_go_to_fp32_then_all_of_their_operator(
+def test_nodes_that_the_parser_refuses_go_to_fp32_then_their_operator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The table is switched off: the refusal is TensorRT's own."""

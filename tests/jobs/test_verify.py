@@ -141,7 +141,7 @@ PORTS = "g (float[2,3] x) => (float[2,3] y) { y = Softmax(x) }"
         ),
     ],
 )
-def test_models_that_are_not_versions_of_each_other_are_refused(
+def test_models_that_are_no_versions_of_each_other_are_refused(
     fixed: str, words: str, tmp_path: Path
 ) -> None:
     paths = [save(graph(text), tmp_path / f"{number}.onnx") for number, text in enumerate((PORTS, fixed))]

@@ -102,9 +102,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("change", "found", "more"), CHANGES)
-def test_boxes_are_found_by_place_score_and_class_in_any_order(
-    change: list[float], found: int, more: int
-) -> None:
+def test_boxes_are_found_by_place_score_and_class(change: list[float], found: int, more: int) -> None:
     layout = layout_of([{"y": ROWS}])
     assert layout is not None
     result = compared(layout, {"y": ROWS}, {"y": (ROWS + change)[[1, 0, 2]].astype(np.float32)})

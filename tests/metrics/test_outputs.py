@@ -130,7 +130,7 @@ SETS = [
 
 
 @pytest.mark.parametrize(("expected", "actual", "as_sets", "passed"), SETS)
-def test_rows_are_matched_as_a_set(
+def test_rows_are_a_set(
     expected: dict[str, Array], actual: dict[str, Array], as_sets: bool, passed: bool
 ) -> None:
     found = [one for one, _ in compare(expected, actual, 1e-3, as_sets=as_sets)]

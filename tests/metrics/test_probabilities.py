@@ -164,9 +164,7 @@ LIMITS = [
 
 
 @pytest.mark.parametrize(("expected", "actual", "kind", "passed"), LIMITS)
-def test_what_passes_and_what_no_figure_hides(
-    expected: Array, actual: Array, kind: Probabilities, passed: bool
-) -> None:
+def test_what_passes_and_what_not(expected: Array, actual: Array, kind: Probabilities, passed: bool) -> None:
     one = judged(expected, actual, kind)
     assert one.relative_l2 > FP16 and (one.passed, one.excess <= 1.0) == (passed, passed)
     assert (one.probability is None) is bool(np.isnan(actual).any())
@@ -346,9 +344,7 @@ def test_the_distance_is_the_share_of_the_area_that_differs(pair: list[Array], d
         pytest.param(0.25, (31, 31), 0.25, id="in the other corner"),
     ],
 )
-def test_a_value_between_those_of_its_neighbours_is_a_moved_edge(
-    value: float, at: tuple[int, int], beyond: float
-) -> None:
+def test_a_value_between_its_neighbours_is_an_edge(value: float, at: tuple[int, int], beyond: float) -> None:
     expected, actual = squares(10, 10)
     actual[0, 0, *at] = value
     found = map_error(expected, actual)

@@ -40,9 +40,7 @@ def fix(*arguments: str | Path) -> tuple[int, str]:
 
 class TestOverwriting:
     @pytest.mark.parametrize("location", ["a.onnx.data", "shared.data"])
-    def test_in_place_leaves_the_other_model_of_a_shared_file_intact(
-        self, tmp_path: Path, location: str
-    ) -> None:
+    def test_in_place_keeps_the_other_model_of_a_shared_file(self, tmp_path: Path, location: str) -> None:
         first = foreign(tmp_path / "a.onnx", 1, location)
         shutil.copyfile(first, tmp_path / "b.onnx")
         data = (tmp_path / location).read_bytes()
@@ -61,7 +59,7 @@ class TestOverwriting:
         save(inside, path)
         assert names(tmp_path) == {"m.onnx"}
 
-    def test_old_data_stays_for_those_who_have_read_the_old_model(
+    def test_old_data_stays_for_readers_of_the_old_model(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Without that, 56 of 26,545 reads beside 733 writes met a model without data; with it, none."""
@@ -114,7 +112,7 @@ class TestOverwriting:
             save(load(path), tmp_path / "w.onnx")
         assert value(path) == 1
 
-    def test_a_failure_leaves_the_old_pair_and_nothing_else(
+    def test_a_failure_leaves_only_the_old_pair(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         path = save(made(1), tmp_path / "m.onnx")
@@ -129,7 +127,7 @@ class TestOverwriting:
         assert names(tmp_path) == before
         assert value(path) == 1
 
-    def test_an_interrupt_after_the_last_step_keeps_the_new_pair(
+    def test_a_late_interrupt_keeps_the_new_pair(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         path, replace = save(made(1), tmp_path / "m.onnx"), Path.replace
@@ -198,9 +196,7 @@ print(moment)
 @pytest.mark.skipif(sys.platform == "win32", reason="forks, and sends POSIX signals")
 @pytest.mark.parametrize("owner", ["ours", "another program's"])
 @pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
-def test_a_kill_at_any_moment_leaves_the_old_pair_or_the_new_one(
-    tmp_path: Path, owner: str, shared: bool
-) -> None:
+def test_a_kill_at_any_moment_leaves_one_whole_pair(tmp_path: Path, owner: str, shared: bool) -> None:
     """A child is killed before its first change of a file, another before its second, and so on."""
     start = tmp_path / "start"
     start.mkdir()

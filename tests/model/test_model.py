@@ -95,9 +95,7 @@ class TestRoundTrips:
         saved = load(save(load(path), tmp_path / "saved.onnx"))
         assert run(saved, {})[0].shape == (0, 1024)
 
-    def test_initializers_listed_as_inputs_stay_and_are_not_inputs_of_the_signature(
-        self, tmp_path: Path
-    ) -> None:
+    def test_initializers_listed_as_inputs_stay_and_are_none_of_the_signature(self, tmp_path: Path) -> None:
         proto = model(
             """
             <ir_version: 3, opset_import: ["" : 8]>

@@ -125,9 +125,7 @@ EXTERNAL = [
 
 
 @pytest.mark.parametrize(("entries", "words"), EXTERNAL)
-def test_an_impossible_place_of_external_data(
-    entries: dict[str, str | None], words: str, tmp_path: Path
-) -> None:
+def test_an_impossible_external_place(entries: dict[str, str | None], words: str, tmp_path: Path) -> None:
     proto = external(tmp_path, **entries)
     error = refused(proto, tmp_path)
     assert words in str(error)
@@ -260,9 +258,7 @@ ZEROS = [
 
 @pytest.mark.parametrize(("out", "node", "words"), ZEROS, ids=[words for *_, words in ZEROS])
 @pytest.mark.parametrize("called", [False, True])
-def test_zeros_that_operators_divide_by(
-    out: str, node: str, words: str, *, called: bool, tmp_path: Path
-) -> None:
+def test_zeros_that_nodes_divide_by(out: str, node: str, words: str, *, called: bool, tmp_path: Path) -> None:
     proto = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
         g (float[1,4,8,8] x, float[4,4,3,3] w, int64[2] k) => (float[N,C,H,W] c, int64[2] d)
         <int64[2] zero = {{1, 0}}> {{ [n] {out} = {node} }}""")

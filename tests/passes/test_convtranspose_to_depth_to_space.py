@@ -14,9 +14,7 @@ sizes = st.integers(1, 5)
 @given(
     data=st.data(), step=st.integers(2, 4), channels=st.integers(1, 7), read=sizes, kernel=st.integers(1, 9)
 )
-def test_any_window_keeps_its_results(
-    axes: int, data: st.DataObject, step: int, channels: int, read: int, kernel: int
-) -> None:
+def test_any_window(axes: int, data: st.DataObject, step: int, channels: int, read: int, kernel: int) -> None:
     length, longer = data.draw(sizes), data.draw(st.integers(0, step - 1))
     pads = data.draw(st.lists(st.integers(0, kernel // 2), min_size=2, max_size=2))
     end = (length - 1) * step + kernel + longer - sum(pads)
@@ -43,9 +41,7 @@ def test_any_window_keeps_its_results(
 
 
 @given(steps=st.tuples(*[st.integers(1, 3)] * 3), gap=st.integers(0, 1), read=sizes, high=sizes)
-def test_volumes_without_overlap_keep_their_results(
-    steps: tuple[int, int, int], gap: int, read: int, high: int
-) -> None:
+def test_volumes_without_overlap(steps: tuple[int, int, int], gap: int, read: int, high: int) -> None:
     assume(max(steps) > 1)
     kernel = [max(step - gap, 1) for step in steps]
     attributes = f"strides = {list(steps)}, pads = [0, 0, 0, 0, 0, {kernel[2] // 2}]"

@@ -72,7 +72,7 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[tuple[onnx.ModelProto, 
     return seen
 
 
-def test_weights_of_no_constant_chain_are_not_handed_over(
+def test_weights_of_no_chain_stay_here(
     handed_over: list[tuple[onnx.ModelProto, dict[str, object]]],
 ) -> None:
     source = weighted(

@@ -258,9 +258,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("name", ["rewriter.toml", "pyproject.toml"])
-def test_a_file_beside_a_model_runs_nothing_and_writes_nothing(
-    tmp_path: Path, model: Path, name: str
-) -> None:
+def test_a_file_beside_a_model_runs_and_writes_nothing(tmp_path: Path, model: Path, name: str) -> None:
     """A downloaded folder, and a user who works elsewhere."""
     folder, marker = tmp_path / "downloaded", tmp_path / "marker"
     folder.mkdir()
@@ -301,9 +299,7 @@ def test_another_user_s_file_may_neither_load_code_nor_write_files(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("another")
-def test_another_user_s_file_above_the_folder_is_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_user_s_file_above_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own(tmp_path, "nonsense = 1\n")
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -393,9 +389,7 @@ def test_passes_and_preset_of_one_file_go_together(tmp_path: Path) -> None:
     [("trt-bf16", "bf16"), ("structure-only", None), ("accurate", "fp16")],
     ids=["bf16", "nothing to scan for", "fp16"],
 )
-def test_scan_asks_for_the_precision_of_the_preset(
-    tmp_path: Path, preset: str, precision: str | None
-) -> None:
+def test_scan_has_the_precision_of_the_preset(tmp_path: Path, preset: str, precision: str | None) -> None:
     own(tmp_path, f'preset = "{preset}"\nopset = 18\nfail-on = "error"\n')
     resolved = loaded(tmp_path).resolve()
     assert resolved.arguments("scan").get("precision") == precision
@@ -493,9 +487,7 @@ def test_fix_is_configured(model: Path, tmp_path: Path) -> None:
     assert onnx.load(tmp_path / "f.onnx").opset_import[0].version == 18
 
 
-def test_stderr_tells_what_was_configured(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stderr_has_what_is_configured(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own(tmp_path, 'passes = "clean-casts"\nverify = false\nseed = 1\n')
     monkeypatch.setenv("REWRITER_BUILD", "false")
     _, _, error = quick("fix", model, "--dry-run", "--seed", "2")

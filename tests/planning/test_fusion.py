@@ -25,9 +25,7 @@ from rewriter.target.fusion import conv_depth, elementwise_after
         pytest.param("ConvTranspose", (), {}, 1, id="ConvTranspose of unknown weight"),
     ],
 )
-def test_products_in_an_element_of_a_conv(
-    op: str, weight: tuple[int, ...], attributes: dict[str, Any], depth: int
-) -> None:
+def test_products_of_a_conv(op: str, weight: tuple[int, ...], attributes: dict[str, Any], depth: int) -> None:
     assert conv_depth(helper.make_node(op, ["x", "w"], ["y"], **attributes), weight) == depth
 
 

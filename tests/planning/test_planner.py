@@ -43,9 +43,7 @@ CHAIN = """
         pytest.param(1e5, {"b": "overflow", "r": "overflow"}, id="an overflow"),
     ],
 )
-def test_an_island_of_the_file_stays_where_a_hazard_asks_for_it(
-    largest: float, expected: dict[str, str]
-) -> None:
+def test_an_island_of_the_file_stays_where_a_hazard_is(largest: float, expected: dict[str, str]) -> None:
     ranges = {(0, "b"): Range(0, largest, 1, True)}
     assert kept(planned(graphs.graph(CONVERTED), ranges=ranges)) == expected
 
@@ -70,9 +68,7 @@ NORM = """
         pytest.param(True, 2e4, {"s", "m", "a", "r", "n"}, id="squares without head-room"),
     ],
 )
-def test_squares_measured_on_real_data_decide_about_a_norm(
-    real: bool, largest: float, expected: set[str]
-) -> None:
+def test_squares_of_real_data_decide_about_a_norm(real: bool, largest: float, expected: set[str]) -> None:
     source = graphs.graph(NORM)
     ranges = {(0, name): Range(0.5, 9.0, 3.0, True) for name in "xhmarny"} | {
         (0, "s"): Range(0.0, largest, 3.0, True)
@@ -142,9 +138,7 @@ def test_what_lay_between_islands_goes_with_one_of_them() -> None:
         pytest.param(19, "0.1", PrecisionRequest(keep_ops=("Relu",)), "a q", id="what Q reads"),
     ],
 )
-def test_q_dq_and_their_operators_have_one_type(
-    opset: int, scale: str, wanted: PrecisionRequest, expected: str
-) -> None:
+def test_q_dq_have_one_type(opset: int, scale: str, wanted: PrecisionRequest, expected: str) -> None:
     source = graphs.graph(
         f"""g (float[2,2] x, float[2,2] w) => (float[2,2] y)
         <float s = {{{scale}}}, int8 z = {{0}}, int64[2] shape = {{2, 2}}> {{
@@ -220,9 +214,7 @@ def test_the_range_before_rescaling_shows_an_overflow(plan: Plan, after: float, 
         pytest.param((20000.0,), 2.0, id="there is one"),
     ],
 )
-def test_what_samples_differ_by_is_kept_free_at_the_end_of_the_range(
-    values: tuple[float, ...], headroom: float
-) -> None:
+def test_what_samples_differ_by_is_kept_free(values: tuple[float, ...], headroom: float) -> None:
     source = graphs.graph("g (float[2] x) => (float[2] y) { a = Abs(x) y = Sigmoid(a) }")
     ranges = measure(source, [{"x": np.full(2, -value, np.float32)} for value in values])
     assert ranges[0, "a"].headroom == pytest.approx(headroom, rel=1e-3)

@@ -55,9 +55,7 @@ def types_of(model: Model) -> dict[str, int]:
     return {port.name: port.dtype for port in ports}
 
 
-def test_both_sides_of_a_link_have_one_type_and_a_slow_state_stays_fp32(
-    samples: Path, tmp_path: Path
-) -> None:
+def test_sides_of_a_link_have_one_type_and_a_slow_state_stays_fp32(samples: Path, tmp_path: Path) -> None:
     found = entries([samples], tmp_path, {"io": "links=fp16", "build": False}, config.load())
     low = {
         entry.name: {n for n, kind in types_of(fixed(entry)).items() if kind == TensorProto.FLOAT16}

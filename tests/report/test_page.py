@@ -370,7 +370,7 @@ def test_every_command_writes_a_page(verb: str, files: tuple[Path, Path], tmp_pa
 
 
 @pytest.mark.parametrize("verb", ["fix", "scan", "verify", "locate"])
-def test_a_page_from_saved_json_is_the_page_that_the_command_writes(
+def test_saved_json_gives_the_page_of_the_command(
     verb: str, files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     model, data = map(str, files)

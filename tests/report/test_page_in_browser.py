@@ -77,9 +77,7 @@ def heard(page: Page, selector: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("verb", RESULTS)
-def test_a_screen_reader_and_the_keyboard_get_all_of_a_page(
-    browser: Browser, written: dict[str, Path], verb: str
-) -> None:
+def test_a_screen_reader_gets_all_of_a_page(browser: Browser, written: dict[str, Path], verb: str) -> None:
     with opened(browser, written[verb]) as page:
         charts, tables, regions = (heard(page, one) for one in (CHARTS, "table", "main > section"))
         assert charts or verb != "fix"
@@ -117,9 +115,7 @@ def _tab_through(page: Page) -> None:
     page.evaluate("met.forEach(e => e.setAttribute('data-met', ''))")
 
 
-def test_copying_is_announced_and_each_button_says_what_it_copies(
-    browser: Browser, written: dict[str, Path]
-) -> None:
+def test_copying_is_announced_and_buttons_are_named(browser: Browser, written: dict[str, Path]) -> None:
     with opened(browser, written["fix"]) as page:
         names = [name for _, name in heard(page, "[data-copy]")]
         assert names and len(set(names)) == len(names)
@@ -152,9 +148,7 @@ def test_a_table_sorts_and_filters_and_says_so(browser: Browser, written: dict[s
         assert visible and all("Conv" in row.inner_text() for row in visible)
 
 
-def test_the_keyboard_walks_along_the_depth_and_to_the_hazard(
-    browser: Browser, written: dict[str, Path]
-) -> None:
+def test_the_keyboard_walks_along_the_depth(browser: Browser, written: dict[str, Path]) -> None:
     with opened(browser, written["fix"]) as page:
         field = page.get_by_role("slider")
         page.get_by_role("button", name="Zoom in").focus()
@@ -197,9 +191,7 @@ COLLISIONS = """() => [...document.querySelectorAll(".graph svg")].flatMap((svg)
 })"""
 
 
-def test_the_values_in_a_graph_meet_no_box_and_no_other_value(
-    browser: Browser, written: dict[str, Path]
-) -> None:
+def test_values_in_a_graph_meet_no_box_and_no_value(browser: Browser, written: dict[str, Path]) -> None:
     with opened(browser, written["fix"]) as page:
         assert page.locator(".graph .at").count() > 3
         assert page.evaluate(COLLISIONS) == []

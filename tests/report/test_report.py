@@ -350,9 +350,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize(("target", "command"), COMMANDS)
-def test_next_command_of_each_release(
-    target: Target, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_next_command(target: Target, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is for the machine that deploys: what is installed here does not matter."""
     monkeypatch.setenv("PATH", str(tmp_path))
     done = result(target=target, output=Path("fixed.onnx"))

@@ -157,7 +157,5 @@ def test_the_factor_with_room_gives_way() -> None:
         pytest.param({A + E: Demand(sunken={"w": 3})}, [A + B], [1, 2, 4], id="but those in need do"),
     ],
 )
-def test_free_exponents_that_may_move(
-    demands: dict[Form, Demand], tensors: list[Form], movable: list[int]
-) -> None:
+def test_exponents_that_move(demands: dict[Form, Demand], tensors: list[Form], movable: list[int]) -> None:
     assert _movable(demands, tensors) == movable

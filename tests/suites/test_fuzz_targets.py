@@ -43,9 +43,7 @@ def test_changed_bytes_give_a_result_or_an_error_of_ours(target: FuzzTarget, dat
 @pytest.mark.parametrize("target", EVERY)
 @settings(deadline=None, max_examples=sized(100, 5000), suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_values_of_another_type_give_a_result_or_an_error_of_ours(
-    target: FuzzTarget, data: st.DataObject
-) -> None:
+def test_other_types_give_a_result_or_an_error_of_ours(target: FuzzTarget, data: st.DataObject) -> None:
     changed = data.draw(st.sampled_from(target.seeds))
     for _ in range(data.draw(st.integers(1, 3))):
         values = list(VALUE.finditer(changed))

@@ -37,9 +37,7 @@ def sample(value: float, size: int = 4) -> dict[str, Array]:
         pytest.param(0.0, 0.0, None, id="it passes"),
     ],
 )
-def test_a_failure_names_an_output_without_values_as_the_reason(
-    size: float, fed: float, words: str | None
-) -> None:
+def test_a_failure_names_an_output_without_values(size: float, fed: float, words: str | None) -> None:
     expected = Expected(outputs(size), outputs(size))
     check = check_structure(expected, DOUBLED, [], [sample(fed)])
     assert check.passed is (words is None)

@@ -232,9 +232,7 @@ def test_an_unknown_shape_is_no_verdict(tmp_path: Path) -> None:
     assert "`input-shapes" in details(check)
 
 
-def test_without_a_library_the_check_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_check_says_which_library_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The child's imports really fail: a broken `tensorrt_rtx` is first in its path."""
     for name in ("tensorrt", "tensorrt_rtx"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('no libraries')\n")

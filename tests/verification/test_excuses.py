@@ -125,9 +125,7 @@ def test_an_fp32_engine_excuses_half_a_bit_more(error: float, passed: bool) -> N
         pytest.param((0.006,), (), False, id="there is no such engine"),
     ],
 )
-def test_fp32_excuses_an_error_on_the_sample_it_errs_on(
-    result: tuple[float, ...], own: tuple[float, ...], passed: bool
-) -> None:
+def test_fp32_excuses_its_own_sample(result: tuple[float, ...], own: tuple[float, ...], passed: bool) -> None:
     found = as_fp32(samples(*((output("y", error),) for error in result)), engine(*own), "FP32")
     assert found.passed is passed and found.outputs[0].relative_l2 == max(result)
 
@@ -149,9 +147,7 @@ def test_on_which_sample_a_file_that_is_all_fp32_errs_is_chance() -> None:
         ),
     ],
 )
-def test_chance_decides_where_a_file_errs_that_is_fp32_or_selects_rows(
-    body: str, kind: str, chance: bool
-) -> None:
+def test_chance_decides_where_a_file_errs_in_fp32_or_in_rows(body: str, kind: str, chance: bool) -> None:
     size = {"x": 4, "k": 2}[kind]
     model = graph(f"g (float[1,4] x) => (float[1,{size}] y) <int64[1] k = {{2}}> {{ {body} }}")
     assert errs_by_chance(model) is chance
@@ -234,9 +230,7 @@ def test_a_failed_tf32_check_says_how_to_avoid_tf32(value: float, hint: bool) ->
         pytest.param(0.06, 0.05, 10.0, "", id="TF32 is not all of it"),
     ],
 )
-def test_what_a_file_gives_with_tf32_off(
-    error: float, exact: float | None, off: float | None, words: str
-) -> None:
+def test_a_file_with_tf32_off(error: float, exact: float | None, off: float | None, words: str) -> None:
     def tried() -> Check:
         assert exact is not None
         return judged(exact)

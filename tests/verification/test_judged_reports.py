@@ -133,9 +133,7 @@ POOL, OTHER = replace(SOME, node="pool", op="MaxPool"), replace(SOME, node="othe
         pytest.param(refusing(OTHER), "tensorrt 10.3", False, "other pool", id="unknown"),
     ],
 )
-def test_a_parser_is_right_and_the_table_says_the_rest(
-    report: BuildReport, target: str, passed: bool, names: str
-) -> None:
+def test_a_parser_comes_before_the_table(report: BuildReport, target: str, passed: bool, names: str) -> None:
     check = judged_report(report, expectation(POOLS, target=Target.parse(target)))
     assert (check.passed, check.built) == (passed, passed)
     assert [name for name, _ in check.refused] == names.split()
@@ -305,7 +303,7 @@ def test_a_build_check_knows_how_long_it_took(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metric", "value", "worst"), [("relative-l2", 0.0, math.inf), ("psnr", math.inf, -math.inf)]
 )
-def test_without_outputs_there_is_no_error_and_without_a_sample_nothing_is_right(
+def test_without_outputs_no_error_and_without_a_sample_none_right(
     metric: str, value: float, worst: float
 ) -> None:
     standard = Standard(Tolerance(0.1, metric, "a test"))

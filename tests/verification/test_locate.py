@@ -81,9 +81,7 @@ def searched(lineup: Lineup, bad: set[str], marks: int, hiding: frozenset[str] =
 
 
 @given(lineups(), st.data(), st.integers(1, 8))
-def test_the_first_of_several_faults_in_topological_order_is_found(
-    lineup: Lineup, data: st.DataObject, marks: int
-) -> None:
+def test_the_first_of_several_faults_is_found(lineup: Lineup, data: st.DataObject, marks: int) -> None:
     count = len(lineup.tensors)
     faults = data.draw(st.sets(st.integers(0, count - 1), min_size=1, max_size=4))
     found = searched(lineup, spoiled(lineup, faults), marks)
@@ -449,9 +447,7 @@ def test_the_command_prints_the_chain(files: dict[str, Path], other: str, code: 
         pytest.param(0.001, None, False, id="absent"),
     ],
 )
-def test_marks_must_leave_outputs_as_wrong_as_they_were(
-    before: float, after: float | None, same: bool
-) -> None:
+def test_marks_leave_outputs_as_wrong_as_before(before: float, after: float | None, same: bool) -> None:
     assert _same(before, after, 5e-3) is same
 
 

@@ -55,9 +55,7 @@ def profile(most: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("most", "right"), [(300, True), (4000, False)])
-def test_a_sum_that_overflows_at_the_profiles_end_alone(
-    most: int, right: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sum_that_overflows_at_the_end(most: int, right: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sum is 5,000 at 100 steps, 15,000 at 300, and 200,000 at 4,000, which FP16 does not hold."""
     use_emulation(monkeypatch)
     original, plain = graph(SUM.format("float")), graph(SUM.format("float16"))
@@ -69,9 +67,7 @@ def test_a_sum_that_overflows_at_the_profiles_end_alone(
     assert fixed.verified and f"and with x at 1x1x8 and x at 4x{most}x8" in str(fixed)
 
 
-def test_the_profile_that_the_next_step_proposes_is_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
+def test_the_profile_that_is_proposed_is_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     use_onnxruntime(monkeypatch)
     samples = [{"x": np.random.default_rng(i).standard_normal((2, 4)).astype("f")} for i in range(2)]
     result = rewriter.fix(graph(BATCHES), tmp_path / "o.onnx", inputs=samples)
