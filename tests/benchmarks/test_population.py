@@ -12,11 +12,9 @@ from onnx import parser
 from benchmarks.population import (
     Work,
     expect,
-    last_words,
     measure_network,
     read_json,
     score,
-    stratum_of,
     table,
     write_json,
 )
@@ -107,49 +105,3 @@ def _steps(work: Work, folder: Path) -> Iterator[str]:
 def test_a_network_is_exported_made_built_and_judged(folder: Path, gpu: bool, last: list[str]) -> None:
     work = Work(folder.parent, fix_gpu=gpu, gpu=gpu, variants=("plain",))
     assert list(_steps(work, folder)) == ["export", "tool plain", "build plain", *last]
-
-
-def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    file = tmp_path / "a.json"
-    write_json(file, {"a": 1})
-    with pytest.raises(TypeError):
-        write_json(file, {"a": object()})
-    assert file.read_text() == '{\n "a": 1\n}\n'
-
-
-def test_the_last_words_of_a_failed_command_are_its_note(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text(f"started\nerror: {tmp_path}/x.onnx is no model\nwhat to do: export it again\n")
-    assert last_words(log, 2) == "error: x.onnx is no model"
-    assert last_words(log, 0) == ""
-    log.write_text("")
-    assert last_words(log, -9) == "exit code -9"
-
-
-def test_deployed_names_have_sizes_that_are_drawn_again() -> None:
-    pytest.importorskip("torch")
-    from benchmarks.population_deployed import FAMILIES, FAMILY, MOST_PIXELS, USUAL, deployed, sizes_of
-
-    names = deployed(7, [f"net{n}" for n in range(20)], ["bert", "mpnet", "esm"])
-    assert names == deployed(7, [f"net{n}" for n in range(20)], ["bert", "mpnet", "esm"])
-    assert (
-        all(stratum_of(name) == "deployed" for name in (*names, *USUAL)) and stratum_of("vit_tiny") == "small"
-    )
-    for family in FAMILIES:
-        drawn = [sizes for base, sizes in map(sizes_of, names) if base == family]
-        assert 1 <= len(drawn) <= FAMILY and all({*one} == {*FAMILIES[family].sizes} for one in drawn)
-    images = [sizes for base, sizes in map(sizes_of, names) if base.startswith("net")]
-    assert images and all(one["batch"] * one["size"] ** 2 <= MOST_PIXELS for one in images)
-    assert sizes_of("resnet50-batch32") == ("resnet50", {"batch": 32}) and sizes_of("resnet50") == (
-        "resnet50",
-        {},
-    )
-
-
-def test_tables_name_the_strata(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("net", "net-batch8"):
-        write_json(tmp_path / f"{name}.json", {"name": name, "stages": [], "variants": {}})
-    table(argparse.Namespace(folders=[tmp_path], half=None))
-    lines = capsys.readouterr().out.splitlines()
-    small, large = (lines.index(f"The {one} stratum, 1 networks:") for one in ("small", "deployed"))
-    assert "| net |" in lines[small + 4] and "| net-batch8 |" in lines[large + 4]

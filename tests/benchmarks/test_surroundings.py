@@ -3,8 +3,6 @@
 import time
 import tomllib
 from collections import Counter
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +10,8 @@ import onnx
 import pytest
 from needs import needs_rtx, without_gpu
 
-from benchmarks.surroundings import VARIANTS, Suite, arrays, build_engine, emulate, make, run_engine, table
-from benchmarks.surroundings_graphs import PRIMES, Draw, build, drawn, examples, quirk, shape_of, smaller
+from benchmarks.surroundings import Suite, arrays, build_engine, emulate, make, run_engine
+from benchmarks.surroundings_graphs import PRIMES, Draw, build, drawn, examples, quirk
 from rewriter.base.errors import EngineError
 from rewriter.ir.model import load
 from rewriter.passes import ALL
@@ -53,25 +51,6 @@ def _makes(draw: Draw, folder: Path) -> bool:
         return False
 
 
-def test_draws_have_batches_up_to_64() -> None:
-    assert {drawn("fp32-softmax", 0, number, 0).batch for number in range(80)} == {1, 2, 4, 8, 16, 32, 64}
-    for name, rows in examples().items():
-        draws = [Draw(name, 0, index, PRIMES, (), lifted=True) for index in range(len(rows))]
-        assert any(map(_grows, draws)), name
-
-
-def _grows(draw: Draw) -> bool:
-    """True if the draw is a model at batch 4, too, with data of four times the first axis."""
-    with suppress(Exception):
-        first, fourth = (build(replace(draw, batch=batch)).graph.input for batch in (1, 4))
-        return any(
-            shape_of(b)[:1] == (4 * shape_of(a)[0],)
-            for a, b in zip(first, fourth, strict=True)
-            if shape_of(a)
-        )
-    return False
-
-
 @needs_rtx
 @without_gpu
 def test_an_engine_is_loaded_as_built_and_no_gpu_is_no_invalid_draw(tmp_path: Path) -> None:
@@ -79,24 +58,6 @@ def test_an_engine_is_loaded_as_built_and_no_gpu_is_no_invalid_draw(tmp_path: Pa
     assert build_engine(tmp_path, "fp32") == ""
     with pytest.raises(EngineError):
         run_engine(tmp_path, "fp32")
-
-
-def test_builds_are_kept_and_not_done_again(tmp_path: Path) -> None:
-    suite, written = _run(tmp_path)
-    assert [row[v] for rows in suite.found.values() for row in rows.values() for v in VARIANTS] == [
-        {"built": True}
-    ] * 8
-    assert len(written) == 2
-    assert "| fuse-layer-norm | 2 of 2  |  |  |  |  |" in list(table(suite.found))
-    again, unchanged = _run(tmp_path)
-    assert (again.found, unchanged) == (suite.found, written)
-
-
-def _run(folder: Path) -> tuple[Suite, list[int]]:
-    """Two draws of two patterns, built and not run, and when their files were written."""
-    suite = Suite(folder, 0, time.monotonic() + 120, gpu=False)
-    suite.run(["fuse-layer-norm", "fp32-softmax"], 2, 1)
-    return suite, [path.stat().st_mtime_ns for path in sorted(folder.glob("*.json"))]
 
 
 def test_what_does_not_build_is_made_smaller(tmp_path: Path) -> None:
@@ -117,15 +78,6 @@ def test_what_does_not_build_is_made_smaller(tmp_path: Path) -> None:
         "Gemm",
         "Add",
     }
-
-
-def test_the_smallest_draw_has_nothing_that_can_go() -> None:
-    wanted = operators(least := drawn("fp32-softmax", 0, 0, 0))["Softmax"]
-    while candidate := next((one for one in smaller(least) if operators(one)["Softmax"] >= wanted), None):
-        least = candidate
-    assert operators(least)["Softmax"] == wanted
-    assert least.sizes == PRIMES
-    assert all(operators(one)["Softmax"] < wanted for one in smaller(least))
 
 
 def test_a_row_of_the_quirk_table_has_the_graph(tmp_path: Path) -> None:

@@ -130,14 +130,6 @@ def test_a_dry_run_reports_and_writes_no_model(model: Path, tmp_path: Path) -> N
     assert json.loads(report.read_text())["passes"][0]["changes"][0]["what"] == "Clip became Max and Min"
 
 
-def test_in_place_replaces_the_model(model: Path) -> None:
-    before = model.read_bytes()
-    code, _, error = quick("fix", model, "--in-place", "--no-verify", *STRUCTURE)
-    assert code == 0, error
-    assert model.read_bytes() != before
-    assert [n.op_type for n in onnx.load(model).graph.node] == ["Conv", "Max", "Min"]
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -161,12 +153,6 @@ def test_a_file_named_like_an_option_is_one(line: str, model: Path, monkeypatch:
     assert done.exit_code in (0, 1) or f"error: {name}: " in done.stderr
     if line.startswith("fix"):
         assert f" ./{name} " in done.output, "so that the next command takes it for a file, too"
-
-
-def test_quiet_prints_one_line(model: Path, tmp_path: Path) -> None:
-    _, out, error = quick("fix", model, "-o", tmp_path / "f.onnx", "-q", "--no-verify", *STRUCTURE)
-    assert out == f"Fixed, NOT verified (--no-verify): {tmp_path / 'f.onnx'}\n"
-    assert error == ""
 
 
 def data(tmp_path: Path, **arrays: Array) -> Path:
@@ -356,35 +342,6 @@ def python(code: str, *arguments: str | Path) -> subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="limits the size of files through POSIX")
-def test_a_full_disk_is_an_error_of_ours(model: Path, tmp_path: Path) -> None:
-    full = (
-        "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))"
-    )
-    done = python(full, "fix", model, "-o", tmp_path / "f.onnx", "--no-verify", *STRUCTURE)
-    assert done.returncode == 2, done.stderr
-    assert "f.onnx: cannot write the model" in done.stderr
-    assert list(tmp_path.iterdir()) == [model]
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="sends itself a POSIX signal")
-def test_an_interrupt_leaves_no_half_of_a_file(tmp_path: Path) -> None:
-    large = ROOT / "models" / "rtdetr.onnx"
-    soon = (
-        "import os, rewriter.cli, signal, threading;"
-        "timer = threading.Timer(1.5, os.kill, (os.getpid(), signal.SIGINT));"
-        "timer.daemon = True; timer.start()"
-    )
-    done = python(soon, "fix", large, "-o", tmp_path / "f.onnx")
-    assert (done.returncode, done.stdout) == (exits.INTERRUPTED, "")
-    said = done.stderr.partition(":")[0].rstrip()
-    assert said in ("interrupted", ""), "Typer says nothing before the command has begun"
-    assert {path.name for path in tmp_path.iterdir()} <= {"f.onnx"}, "the model is written before it is built"
-    for path in tmp_path.iterdir():
-        onnx.checker.check_model(str(path))
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="sends itself a POSIX signal")
 @pytest.mark.skipif(find_spec("tensorrt_rtx") is None, reason="builds with TensorRT-RTX")
 def test_an_interrupt_of_the_build_keeps_the_file_and_says_what_it_lacks(tmp_path: Path) -> None:
@@ -487,18 +444,6 @@ def test_help_fits_a_screen_in_groups() -> None:
 def test_a_switch_takes_nothing(command: str) -> None:
     """Typer shows `<bool>` where `--help` and others take no value."""
     assert "<bool>" not in quick(*command.split(), "--help")[1]
-
-
-@pytest.mark.parametrize("command", ["fix", "scan", "verify"])
-def test_the_help_of_a_command_is_as_short_as_it_can_be(command: str) -> None:
-    """A line for every option, and nothing wraps: `fix` has more options than a screen has lines."""
-    lines = rewriter(command, "--help").stdout.strip().splitlines()
-    options = [line for line in lines if line.startswith("│ -")]
-    frames = [line for line in lines if line[0] in "╭╰"]
-    head = lines[: lines.index(frames[0])]
-    assert len(lines) == len(options) + len(frames) + len(head)
-    assert max(map(len, lines)) <= SCREEN_COLUMNS
-    assert len(head) <= 8
 
 
 COMPLETED = [

@@ -86,24 +86,6 @@ def test_the_recorded_nodes_run_as_predicted() -> None:
     assert alike >= 0.98 * len(recorded)
 
 
-@pytest.mark.parametrize(
-    ("x", "w", "rounded"),
-    [
-        pytest.param((1, 64), (64, 64), False, id="one row"),
-        pytest.param((8, 1, 64), (8, 64, 64), False, id="one row of each product"),
-        pytest.param((4, 1, 64), (64, 64), True, id="rows of one weight"),
-        pytest.param((2, 64), (64, 64), True, id="two rows"),
-    ],
-)
-def test_a_product_of_one_row_is_not_rounded(x: tuple[int, ...], w: tuple[int, ...], rounded: bool) -> None:
-    rng = np.random.default_rng(0)
-    feeds: dict[str, Array] = {n: rng.standard_normal(s).astype(np.float32) for n, s in (("x", x), ("w", w))}
-    kinds = (f"float[{','.join(map(str, shape))}]" for shape in (x, w))
-    text = "g ({} x, {} w) => (float[N,M] y) {{ y = MatMul(x, w) }}".format(*kinds)
-    source = graphs.graph(text if len(x) == 2 else text.replace("[N,M]", "[N,M,K]"))
-    assert (relative_l2(feeds["x"] @ feeds["w"], emulated(source, feeds)) > 1e-4) == rounded
-
-
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3.4e38, 0.0], ids=str)
 def test_values_without_a_neighbour_are_not_rounded(value: float) -> None:
     feeds: dict[str, Array] = {"x": np.full((2, 8), value, np.float32), "one": np.eye(8, dtype=np.float32)}
@@ -138,23 +120,6 @@ def test_kernels_by_shape_as_on_an_h100_and_an_h200(
     node: str, left: tuple[int, ...], right: tuple[int, ...], expected: str
 ) -> None:
     assert operands_of(helper.make_node(node, ["x", "w"], ["y"]), left, right) == expected
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param("float[64,768] x, float[768,64] w) => (float[64,64] y) { y = MatMul", id="MatMul"),
-        pytest.param(
-            "float[1,64,16,16] x, float[64,64,3,3] w) => (float[1,64,14,14] y) { y = Conv", id="Conv"
-        ),
-        pytest.param("float[64,768] x, float[768,64] w) => (float[64,64] y) { y = Gemm", id="Gemm"),
-    ],
-)
-def test_products_of_random_numbers_err_as_on_an_h200(text: str) -> None:
-    source = graphs.graph(f"g ({text}(x, w) }}")
-    feeds = graphs.random_feeds(source)
-    error = relative_l2(graphs.run(source, feeds)[0], emulated(source, feeds))
-    assert error == pytest.approx(2.9e-4, rel=0.05)
 
 
 @pytest.mark.parametrize(

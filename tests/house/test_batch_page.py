@@ -12,7 +12,6 @@ from xml.etree.ElementTree import parse
 
 import numpy as np
 import pytest
-from command_lines import parsed
 from graphs import graph
 from nightly import NIGHTLY
 from paths import ROOT
@@ -31,11 +30,6 @@ COMMANDS = [
     if line.strip().removeprefix("- ").startswith("rewriter ")
 ]
 MODEL = "g (float[2] x) => (float[2] y) <float k = {1e5}> { a = Mul(x, k) y = Neg(a) }"
-
-
-@pytest.mark.parametrize("line", COMMANDS)
-def test_a_command_of_the_page_parses(line: str) -> None:
-    parsed(line)
 
 
 @pytest.fixture(scope="module")

@@ -136,13 +136,6 @@ def test_a_command_that_is_not_run_parses(command: CommandLine) -> None:
     parsed(command.line)
 
 
-@pytest.mark.parametrize("line", ["fix m.onnx --no-such-option", "nothing", "verify a"])
-def test_a_command_that_is_wrong_is_found(line: str, reports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Exception, match=r"(?i)no such|missing"):
-        parsed(f"rewriter {line}")
-    assert run(line.split(), reports, monkeypatch).exit_code == 2
-
-
 def test_there_are_commands_of_every_kind() -> None:
     names = {command.words[0] for command in COMMANDS}
     assert set("fix scan verify locate compare-inputs probe presets passes config".split()) <= names

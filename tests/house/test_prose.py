@@ -157,15 +157,3 @@ def test_each_kind_of_text_is_read(source: str, found: str) -> None:
     (objection,) = objections(prose(source))
     assert found in objection
     assert objections(prose("alone = 'those of'  # a name and a string are no prose\n")) == []
-
-
-def test_messages_are_strings_that_are_no_docstrings() -> None:
-    source = 'def f():\n    """All of which."""\n    return f"{n} nodes, of " f"which {m} are kept"\n'
-    (objection,) = objections(messages(source), FOR_USERS)
-    assert "'of which'" in objection
-
-
-def test_pages_are_read_in_paragraphs_items_and_cells() -> None:
-    page = "# A head\n\nOne\nline.\n- an item\n  goes on\n\n| a | `b` c |\n```\ncode\n```\n[link](x.md)\n"
-    assert [*paragraphs(page)][:5] == ["# A head", "One line.", "an item goes on", "a", "CODE c"]
-    assert [*paragraphs(page)][-1] == "link"

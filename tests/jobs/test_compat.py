@@ -1,9 +1,7 @@
 """rewriter.compat: calls of public projects with the import exchanged; what callers of the originals see."""
 
 import inspect
-import logging
 import re
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -78,16 +76,6 @@ def test_ultralytics_export_in_fp16_on_a_cpu(tmp_path: Path) -> None:
     assert types(model_onnx)["/stem/Conv"] == FP16
     assert model_onnx.metadata_props[0].key == "names"
     assert np.allclose(run(model_onnx, image), run(detector(), image), atol=2e-3)
-
-
-@pytest.mark.parametrize("fp16_io", [True, False])
-def test_vs_mlrt_converts_in_memory(fp16_io: bool) -> None:
-    autocast.configure_logging(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        first = float16.convert_float_to_float16(detector(), keep_io_types=not fp16_io)
-        second = autocast.convert_to_f16(detector(), keep_io_types=not fp16_io)
-    assert ports(first) == ports(second) == [FP16 if fp16_io else FP32] * 2
 
 
 def test_a_video_renderer_calibrates_rife(tmp_path: Path) -> None:

@@ -139,12 +139,6 @@ def test_errors_of_the_data_are_in_those_words_too() -> None:
         rewriter.scan(unknown)
 
 
-def test_options_of_a_class_are_held_to_the_same() -> None:
-    given = rewriter.FixOptions(keep_fp32="m*", build=False)
-    plan = rewriter.fix(small(), options=given).plan
-    assert plan is not None and "0:m" in plan.fp32
-
-
 def test_a_plan_is_saved_edited_and_applied(tmp_path: Path) -> None:
     first = rewriter.fix(small(), build=False, keep_fp32="m").plan
     assert first is not None

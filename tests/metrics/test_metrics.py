@@ -77,20 +77,6 @@ def test_the_tolerance_itself_is_met(name: str, value: float, tolerance: float, 
     assert metric.worst_of([]) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("relative-l2", 0.0),
-        ("psnr", math.inf),
-        ("cosine", math.inf),
-        ("top-1", math.inf),
-        ("detections", 0.0),
-    ],
-)
-def test_a_model_without_outputs_has_no_error(name: str, value: float) -> None:
-    assert METRICS[name].worst({}, {}) == value
-
-
 BOXES = np.random.default_rng(0).standard_normal((1, 20, 4)).astype(np.float32)
 SCORES = BOXES[:, :, 0].copy()
 

@@ -557,12 +557,6 @@ def test_the_library_reads_no_configuration(model: Path, tmp_path: Path) -> None
 # The page
 
 
-def test_the_page_explains_every_key_once() -> None:
-    page = (DOCS / "configuration.md").read_text(encoding="utf-8")
-    for key in KEYS.values():
-        assert page.count(f"| `{key.key}` |") == 1
-
-
 def test_the_example_of_the_page_is_read(tmp_path: Path) -> None:
     page = (DOCS / "configuration.md").read_text(encoding="utf-8")
     example = page.split("```toml\n")[1].split("```")[0]

@@ -57,17 +57,6 @@ def details(check: Check) -> str:
 # -- what a model expects ----------------------------------------------------------------------
 
 
-def test_float_types_and_norms_are_expected() -> None:
-    source = graph(NORM)
-    assert expectation(source) == BuildExpectation(
-        1,
-        {
-            **dict.fromkeys(("x", "s", "b", "n", "r"), int(TensorProto.FLOAT16)),
-            "y": int(TensorProto.FLOAT),
-        },
-    )
-
-
 TWO_TYPES = """
     g (bool c, float[2] x, int64[2] i) => (float[2] y) {
         y = If (c) <
@@ -183,19 +172,6 @@ def test_a_model_that_fails_is_told_with_the_node(
     check = checked(graph(body, opset=opset, ir=11), tmp_path)
     assert check.passed is False and summary in check.summary
     assert all(word in details(check) for word in words)
-
-
-@needs_rtx
-def test_warnings_are_listed_and_do_not_fail(tmp_path: Path) -> None:
-    source = graph("""
-        g (float[4] x) => (float[4] y) <double huge = {1e300}> {
-            d = Cast<to = 11>(x)
-            p = Min(d, huge)
-            y = Cast<to = 1>(p)
-        }""")
-    check = checked(source, tmp_path)
-    assert check.passed is True
-    assert "warning: " in details(check) and "clamped" in details(check)
 
 
 # -- no verdict --------------------------------------------------------------------------------

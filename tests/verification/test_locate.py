@@ -90,16 +90,6 @@ def test_the_first_of_several_faults_is_found(lineup: Lineup, data: st.DataObjec
     assert found.builds <= math.ceil(width / marks) * (math.log2(count) * 1.5 + 3)
 
 
-@pytest.mark.parametrize("marks", [1, 8])
-@pytest.mark.parametrize("count", [10, 1_000, 10_000])
-def test_the_number_of_builds_is_logarithmic_in_the_tensors(count: int, marks: int) -> None:
-    chain = chain_of(count)
-    for fault in (0, count // 3, count - 1):
-        found = searched(chain, spoiled(chain, {fault}), marks)
-        assert found.high == fault
-        assert found.builds <= math.ceil(math.log(count, marks + 1) * 1.4) + 2
-
-
 @given(lineups(60), st.data())
 def test_tensors_that_hide_the_fault_are_named_and_avoided(lineup: Lineup, data: st.DataObject) -> None:
     count = len(lineup.tensors)
@@ -372,13 +362,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "bad": save(network(5), folder / "bad.onnx"),
         "data": folder / "data.npz",
     }
-
-
-def test_an_engine_in_child_processes_finds_the_fault(files: dict[str, Path]) -> None:
-    found = locate(load(files["good"]), load(files["bad"]), SAMPLES, ORT)
-    assert found.first is not None
-    assert (found.first.tensor, found.exact) == ("m5", True)
-    assert "CPU" in found.engine
 
 
 def test_a_model_in_memory_and_a_profile_are_passed_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
