@@ -16,9 +16,6 @@ from rewriter.hazards.analysis import KINDS, GraphAnalysis, Hazard
 
 USER_KIND = "user-rule"  # the kind of a hazard whose rule is not one of `KINDS`
 
-HINT = "training"
-"""The kind of what a hook knows of the training; an engine may show that FP16 will do."""
-
 
 def rules_of_the_user(
     rules: Iterable[Callable[[GraphAnalysis], Iterable[Hazard]]],

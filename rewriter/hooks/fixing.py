@@ -44,8 +44,7 @@ class HookOptions:
         calibration: Samples for measuring ranges: an iterable of arguments of the model, such as a
             DataLoader, or of dicts of arrays by input. None: the example arguments of the export.
         samples: Most samples to use, since a DataLoader holds a whole data set.
-        fp32_modules: Names or patterns of modules to keep in FP32, such as `encoder.norm`, with all inside,
-            beside those that switch autocast off. An engine releases the latter if it is faster and passes.
+        fp32_modules: Names or patterns of modules to keep in FP32, such as `encoder.norm`, with all inside.
         strict: Raise errors, instead of keeping the plain export with a warning.
         keep_raw: Keep the plain export beside the result, as `<name>.raw.onnx`.
         quiet: Print nothing; warnings are still issued.

@@ -1,6 +1,6 @@
 """PyTorch: `torch.onnx.export` followed by the fix, as a function or for a block of existing code.
 
-The samples are arguments of the module; modules that switch autocast off in training stay in FP32.
+The samples are arguments of the module.
 
 Raises:
     ImportError: PyTorch is not installed.
@@ -11,21 +11,17 @@ from __future__ import annotations
 import inspect
 import os
 import threading
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, _GeneratorContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import _GeneratorContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
 from rewriter.base.errors import InputsError, UsageError, nearest
-from rewriter.hazards import GraphAnalysis, Hazard, Rule
-from rewriter.hazards.user_rules import HINT
 from rewriter.hooks.fixing import (
     Feeds,
     Fixed,
@@ -34,7 +30,6 @@ from rewriter.hooks.fixing import (
     attempt,
     fix_export,
     fix_file,
-    module_of,
     require,
     say,
 )
@@ -56,8 +51,8 @@ def export(*args: Any, **kwargs: Any) -> Fixed:
         Exception: the export failed, or the fix failed and `strict` is set.
     """
     own = {field.name: kwargs.pop(field.name) for field in fields(HookOptions) if field.name in kwargs}
-    call = ExportCall.of(torch.onnx.export, args, kwargs)
-    return _fixed(call, *_exported(call, HookOptions(**own)))
+    call, options = ExportCall.of(torch.onnx.export, args, kwargs), HookOptions(**own)
+    return _fixed(call, _exported(call, options), options)
 
 
 def patched(**options: Any) -> _GeneratorContextManager[list[Fixed]]:
@@ -113,10 +108,10 @@ def patched_with(options: HookOptions) -> Iterator[list[Fixed]]:
         if dispatch.over or threading.get_ident() != thread:  # type: ignore[attr-defined]
             return before(*args, **kwargs)
         call = ExportCall.of(before, args, kwargs)
-        program, own = _exported(call, options)
+        program = _exported(call, options)
         if call.target is None:
-            return _fixed_when_saved(call, program, own, exports)
-        exports.append(_fixed(call, program, own))
+            return _fixed_when_saved(call, program, options, exports)
+        exports.append(_fixed(call, program, options))
         return program
 
     dispatch.over = False  # type: ignore[attr-defined]
@@ -129,8 +124,8 @@ def patched_with(options: HookOptions) -> Iterator[list[Fixed]]:
             torch.onnx.export = before
 
 
-def _exported(call: ExportCall, options: HookOptions) -> tuple[Any, HookOptions]:
-    """Exports; returns None, or the ONNXProgram, and the options with hints of what training knew.
+def _exported(call: ExportCall, options: HookOptions) -> Any:
+    """Exports; returns None, or the ONNXProgram.
 
     A module is exported in eval mode, unless `training=` was given: the newer exporter exports a live Dropout
     otherwise, whose random results nothing can be compared with.
@@ -140,17 +135,10 @@ def _exported(call: ExportCall, options: HookOptions) -> tuple[Any, HookOptions]
     """
     module = call.arguments["model"]
     if not isinstance(module, torch.nn.Module):
-        return call.run(), options
+        return call.run()
     check_names(module, options.fp32_modules)
     with nullcontext() if "training" in call.run.keywords else eval_mode(module):
-        program = call.run()
-    with eval_mode(module), _same_randomness():
-        modules = without_autocast(module, *call.example)
-    if not modules:
-        return program, options
-    say(f"modules that switch autocast off: {', '.join(modules)}", options)
-    hazards = (*options.fix.get("hazards", ()), rule(modules))
-    return program, replace(options, fix={**options.fix, "hazards": hazards})
+        return call.run()
 
 
 @contextmanager
@@ -283,12 +271,6 @@ def _leaves(value: Any) -> list[Any]:
     return [leaf for leaf in leaves if isinstance(leaf, (torch.Tensor, np.ndarray))]
 
 
-DEVICES = "cpu", "cuda"
-
-WHOLE_MODEL = 0.9
-"""Share of the results above which autocast is off for the model as a whole, which is no hint."""
-
-
 def check_names(module: Any, patterns: Iterable[str]) -> None:
     """Refuses the pattern of a name that no module has."""
     names = [name for name, _ in module.named_modules() if name]
@@ -296,60 +278,3 @@ def check_names(module: Any, patterns: Iterable[str]) -> None:
         if not any(fnmatchcase(name, pattern) for name in names):
             what = f"the model has no module {pattern!r}"
             raise UsageError(what, where="fp32_modules=", hint=nearest(pattern, names))
-
-
-def rule(modules: Collection[str]) -> Rule:
-    """A rule that keeps the own nodes of modules in FP32, unless an engine is faster without and passes."""
-
-    def training(analysis: GraphAnalysis) -> Iterator[Hazard]:
-        for node in analysis.nodes:
-            if (name := module_of(node)) in modules:
-                yield Hazard(node, HINT, f"module {name} ran with autocast off")
-
-    return training
-
-
-def without_autocast(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
-    """Modules most of whose own results are computed where their code switches autocast off."""
-    try:
-        with _watched(module) as results, torch.no_grad():
-            module(*args, **kwargs)
-    except Exception:  # what the export accepts, a call may not; a hint is no reason to fail
-        return []
-    off = sum(count for (_, enabled), count in results.items() if not enabled)
-    if off > WHOLE_MODEL * results.total():
-        return []
-    return sorted(name for name, enabled in results if results[name, False] > results[name, True])
-
-
-@contextmanager
-def _watched(module: Any) -> Iterator[Counter[tuple[str, bool]]]:
-    """Counts floating-point results by the module that computes them, and whether autocast is left on."""
-    results, names = Counter[tuple[str, bool]](), [""]
-    kind, mode = torch.amp.autocast_mode.autocast, torch.overrides.TorchFunctionMode
-    start = kind.__init__
-
-    class Watch(mode):  # type: ignore[misc, valid-type]
-        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = function(*args, **(kwargs or {}))
-            if isinstance(result, torch.Tensor) and result.is_floating_point():
-                results[names[-1], all(map(torch.is_autocast_enabled, DEVICES))] += 1
-            return result
-
-    def started(
-        self: Any, device: str, dtype: Any = None, enabled: bool = True, *rest: Any, **more: Any
-    ) -> None:
-        start(self, device, dtype, enabled, *rest, **more)
-        self._enabled = enabled  # without CUDA, PyTorch switches it off itself
-
-    with ExitStack() as stack:
-        for name, part in module.named_modules():
-            stack.callback(part.register_forward_pre_hook(lambda *_, name=name: names.append(name)).remove)
-            stack.callback(part.register_forward_hook(lambda *_: names.__delitem__(-1)).remove)
-        for device in DEVICES:  # on, in FP32: arithmetic stays as it is
-            region = kind(device, torch.float32, enabled=False)
-            region._enabled = True
-            stack.enter_context(region)
-        stack.enter_context(mock.patch.object(kind, "__init__", started))
-        stack.enter_context(Watch())
-        yield results

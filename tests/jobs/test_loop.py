@@ -16,7 +16,6 @@ from graphs import graph, weighted, with_weights
 from searching import OFFSET
 
 import rewriter
-from rewriter.hazards import GraphAnalysis, Hazard
 from rewriter.ir.model import Array, Model, load
 from rewriter.jobs.fix.attempt import Attempt, Estimate, attempt
 from rewriter.jobs.fix.candidates import _optimism
@@ -348,24 +347,6 @@ def test_products_of_constants_are_left_where_an_engine_is_faster(
     monkeypatch.setattr("emulated_engine.latency_us", lambda m: unfolded_us if products(m) == 2 else 10.0)
     result = rewriter.fix(model.whole(), inputs=samples((4, 64)))
     assert result.verified and products(result.model) == (2 if unfolded_us < 10.0 else 1)
-
-
-@pytest.mark.parametrize(("fp32_us", "kept"), [(20.0, False), (5.0, True)], ids=["slower", "faster"])
-def test_a_hint_of_the_training_is_released_where_it_is_slower(
-    monkeypatch: pytest.MonkeyPatch, fp32_us: float, kept: bool
-) -> None:
-    def training(analysis: GraphAnalysis) -> list[Hazard]:
-        return [Hazard(node, "training", "a hint") for node in analysis.nodes if node.op_type == "MatMul"]
-
-    def latency_us(model: Model) -> float:
-        (product,) = (node for node in model.proto.graph.node if node.op_type == "MatMul")
-        return fp32_us if model.facts().main[product.input[0]].dtype == 1 else 10.0
-
-    use_emulation(monkeypatch)
-    monkeypatch.setattr("emulated_engine.latency_us", latency_us)
-    options = {**small(), "passes": None, "hazards": [training]}
-    assert "training" in {one.rule for one in rewriter.fix(**options, repair=False).decisions}
-    assert ("training" in {one.rule for one in rewriter.fix(**options).decisions}) is kept
 
 
 def test_only_what_is_in_doubt_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:

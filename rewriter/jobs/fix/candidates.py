@@ -17,7 +17,6 @@ from rewriter.base.errors import described
 from rewriter.base.stopwatch import LASTING, OutOfTimeError, interrupt_handled, raise_signal, within
 from rewriter.hazards import GraphAnalysis, Hazard, Rule
 from rewriter.hazards.planning.free_fp32 import FREE
-from rewriter.hazards.user_rules import HINT
 from rewriter.ir.graph import display_name
 from rewriter.ir.graph.ops import PRODUCTS, TENSOR_CORE
 from rewriter.jobs.fix.attempt import PLAIN, PLAIN_STEPS, Attempt, attempt, changing, estimated_us, rewrite
@@ -355,9 +354,9 @@ def _with_epilogues(candidate: Candidate, job: FixJob) -> Candidate:
 
 
 def _preferred(attempt: Attempt) -> list[str]:
-    """Rules of optional FP32 nodes, without a hazard or with a hint, the rule with most nodes first."""
+    """Rules of optional FP32 nodes, without a hazard, the rule with most nodes first."""
     decisions = attempt.plan.decisions if attempt.plan is not None else ()
-    sizes = Counter(decision.rule for decision in decisions if decision.rule in FREE | {HINT})
+    sizes = Counter(decision.rule for decision in decisions if decision.rule in FREE)
     return [rule for rule, _ in sizes.most_common()]
 
 
