@@ -29,6 +29,7 @@ from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Va
 from rewriter.runtime.engines.tensor_files import write_samples
 from rewriter.runtime.metrics.outputs import OutputComparison
 from rewriter.runtime.metrics.tolerances import precision_of
+from rewriter.runtime.ranges import Ranges, measure
 from rewriter.verification.verdict import Check
 
 ROUNDED = """
@@ -309,6 +310,25 @@ def projections() -> dict[str, Any]:
         p = MatMul(x, a) q = MatMul(x, b) y = Transpose(p) z = Transpose(q) }"""
     weights = {name: generator.standard_normal((256, 64)).astype(np.float32) for name in "ab"}
     return {"model": with_weights(text, weights).whole(), "inputs": samples((4, 256))}
+
+
+@pytest.mark.parametrize(("scale", "count"), [(1.0, 1), (1e4, 3)], ids=["in range", "rescaled"])
+def test_ranges_are_measured_once_where_nothing_is_rescaled(
+    monkeypatch: pytest.MonkeyPatch, scale: float, count: int
+) -> None:
+    """The passes that follow `rescale` change this model, so that it was measured before and after them."""
+    measured: list[Model] = []
+
+    def one(model: Model, *arguments: Any, **options: Any) -> Ranges:
+        measured.append(model)
+        return measure(model, *arguments, **options)
+
+    monkeypatch.setattr("rewriter.jobs.fix.attempt.measure", one)
+    given = {**projections(), "passes": "rescale,merge-projections,mixed-precision", "build": False}
+    given["inputs"] = [{"x": scale * feeds["x"]} for feeds in given["inputs"]]
+    result = rewriter.fix(**given, repair=False)
+    assert len(measured) == count
+    assert merged(load(result.model)) and result.passes[0].name == "rescale"
 
 
 def merged(model: Model) -> bool:

@@ -21,7 +21,7 @@ from rewriter.jobs.fix.refusals import near_names
 from rewriter.jobs.fix.workload import CalibratedModel, Workload
 from rewriter.jobs.search.goal import Found
 from rewriter.jobs.search.run import search
-from rewriter.passes.base import Context, Pass, Rescaled
+from rewriter.passes.base import Context, Pass, Rescaled, Stage
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.pipeline.driver import Driver, PassResult
 from rewriter.pipeline.presets import PRESETS
@@ -216,13 +216,10 @@ def _calibrated(candidate: Candidate, workload: Workload) -> CalibratedModel:
     ranges, warnings = Ranges(), [*workload.warnings]
     if given is not None and phases.measuring:  # it holds their results
         model, passes = rewrite(candidate, workload, model, phases.measuring, passes, given)
-    if phases.unbiased or (given is None and (phases.measuring or phases.lowering)):
-        ranges = _ranges(model, workload)
     if given is None and phases.measuring:
-        earlier, structured = passes, model
-        model, passes = rewrite(candidate, workload, model, phases.measuring, earlier, ranges=ranges)
-        if model is not structured:
-            ranges = _ranges(model, workload)
+        model, passes, ranges = _measured(candidate, workload, model, passes)
+    elif phases.unbiased or (given is None and phases.lowering):
+        ranges = _ranges(model, workload)
     if ranges.unsupported:
         warnings.append(
             f"ONNX Runtime has no kernel for {', '.join(ranges.unsupported)}: what depends on it was not "
@@ -232,6 +229,28 @@ def _calibrated(candidate: Candidate, workload: Workload) -> CalibratedModel:
     checks = workload.verifier.structure(model, changing(candidate, passes), outputs)
     result = CalibratedModel(model, plain, ranges, passes, tuple(checks), tuple(warnings))
     return workload.calibrated.setdefault(key, result)
+
+
+def _measured(
+    candidate: Candidate, workload: Workload, model: Model, earlier: Sequence[PassResult]
+) -> tuple[Model, tuple[PassResult, ...], Ranges]:
+    """Runs the measuring passes, and returns the ranges after them.
+
+    Passes that read no ranges run ahead: where the others find every tensor in range, as in most networks,
+    one measurement serves all. Else they run in their order, and change the ranges.
+    """
+    steps = candidate.phases.measuring
+    reading, others = ([s for s in steps if (s.stage is Stage.RANGES) is own] for own in (True, False))
+    ahead, results = rewrite(candidate, workload, model, others)
+    ranges = _ranges(ahead, workload)
+    _, tried = rewrite(candidate, workload, ahead, reading, ranges=ranges)
+    if not any(result.changes or result.refusals or result.failure for result in tried):
+        by_step = dict(zip((*others, *reading), (*results, *tried), strict=True))
+        return ahead, (*earlier, *(by_step[step] for step in steps)), ranges
+    if ahead is not model:
+        ranges = _ranges(model, workload)
+    changed, passes = rewrite(candidate, workload, model, steps, earlier, ranges=ranges)
+    return changed, passes, ranges if changed is model else _ranges(changed, workload)
 
 
 def _ranges(model: Model, workload: Workload) -> Ranges:
