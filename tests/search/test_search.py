@@ -1,5 +1,6 @@
 """The search: the cheapest plan that meets a tolerance, or the reason why there is none."""
 
+import time
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
@@ -73,6 +74,24 @@ def test_at_its_deadline_a_search_hands_out_the_best_plan_so_far() -> None:
     assert best_in_time(ending(2), budget).plan == Plan("fp16")
     with pytest.raises(OutOfTimeError):
         best_in_time(ending(0), goal)
+
+
+def test_a_search_leaves_time_for_the_check_of_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation of one sample takes 100 s here, so a check of three takes at most 600."""
+    goal, passed, real = ErrorLimit(2e-3), [0.0], time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real() + passed[0])
+    by_sample = Trials._by_sample
+
+    def slow(trials: Trials, plan: Plan) -> list[float]:
+        passed[0] += 100.0
+        return by_sample(trials, plan)
+
+    monkeypatch.setattr(Trials, "_by_sample", slow)
+    trials, start = begin(graphs.graph(CANCELLING), Plan("fp16"), goal), time.monotonic()
+    trials.deadline, trials.checked = start + 1000.0, 3
+    found = best_in_time(trials, goal)
+    assert found.met and len(trials.tried) == 3, "the fourth would end after 400 s"
+    assert time.monotonic() + 600.0 < trials.deadline + 60.0
 
 
 def test_what_errs_at_the_start_and_is_amplified_goes_to_fp32_alone() -> None:

@@ -155,6 +155,7 @@ def attempt(candidate: Candidate, workload: Workload, deadline: float = math.inf
                 Context(ranges=ranges, means=ranges.means, rounded={}) if candidate.phases.unbiased else None,
                 deadline,
                 workload.verifier.expected.parts if workload.verifier.expected is not None else None,
+                len(workload.verifier.samples),
             )
         plan = found.plan
         warnings.extend(remarks)

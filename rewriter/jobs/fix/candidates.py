@@ -52,8 +52,11 @@ and on none as much (benchmarks/README.md)."""
 REFUSALS = 4
 """Most candidates that move refused nodes to FP32: a parser names the first node that it refuses, or few."""
 
-CHECKING = ("comparing outputs", "building an engine", "running the engine")
-"""Stages of an attempt after its search."""
+BUILDING = ("building an engine", "running the engine")
+"""Stages of an attempt after its search and its emulation."""
+
+FIRST_SEARCH = 0.8
+"""Share of `repair-seconds` for the search for a user's goal: its plan may need repair."""
 
 IN_FP32 = "all of it in FP32 (TF32)"
 
@@ -65,15 +68,17 @@ def run(workload: Workload) -> Selection:
     """
     job, start = workload.job, time.monotonic()
     try:
-        first = attempt(job.first, workload, start + job.request.repair_seconds)
+        first = attempt(job.first, workload, start + FIRST_SEARCH * job.request.repair_seconds)
     except OutOfTimeError:
         words = "the rules' plan, as no other was tried in time"
         first = attempt(job.first.changed(words, goal=None), workload)
     if first.search is not None:  # the goals of other candidates are not the user's
         first = replace(first, checks=(*first.checks, first.search.check))
     # no cycle through the attempts themselves: their models would stay until the next garbage collection
-    seconds = (workload.stage.seconds.get(stage, 0.0) for stage in CHECKING)
-    attempts = Attempts(workload, [first], cache(partial(estimated_us, workload=workload)), sum(seconds))
+    build_s = sum(workload.stage.seconds.get(stage, 0.0) for stage in BUILDING)
+    attempts = Attempts(workload, [first], cache(partial(estimated_us, workload=workload)), build_s)
+    if job.first.goal is not None:  # the clock began before its search
+        attempts.start = start
     if job.may_change and not workload.verifier.interrupted:
         _try_all(attempts)
         workload.stage.trying = ""
@@ -84,7 +89,7 @@ def _try_all(attempts: Attempts) -> None:
     candidates, numbers = _candidates(attempts), count(1)
     try:
         while (left := attempts.deadline - time.monotonic()) > 0.0:
-            with within(attempts.deadline):  # the choice of a candidate may run a model, too
+            with within(attempts.deadline + attempts.grace):  # the choice of a candidate may run a model, too
                 if (candidate := next(candidates, None)) is None:
                     return
                 words = f"candidate {next(numbers)}, at most {left:.0f} s left: {candidate.difference}"
@@ -101,10 +106,10 @@ def _try_all(attempts: Attempts) -> None:
 
 
 def _try(attempts: Attempts, candidate: Candidate) -> None:
-    """Adds the attempt of a candidate, or why there is none; a search leaves time to check its plan."""
+    """Adds the attempt of a candidate, or why there is none; a search leaves time to build its plan."""
     left = attempts.deadline - time.monotonic()
     try:
-        end = attempts.deadline - min(attempts.check_s, left / 2.0)
+        end = attempts.deadline - min(attempts.build_s, left / 2.0)
         attempts.attempts.append(attempt(candidate, attempts.workload, end))
     except OutOfTimeError:
         attempts.failures.append(f"{candidate.difference}: no result in time")

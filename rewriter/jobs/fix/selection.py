@@ -25,6 +25,8 @@ from rewriter.verification.verdict import ARITHMETIC, Check
 AFFORDED_S = 60.0
 """Candidates end so long after the first attempt, once a result passes."""
 
+GRACE = 0.1  # share of `repair-seconds` after which work that began before the deadline is cut off
+
 RETIME_WITHIN = 1.1
 """Results within this factor of the fastest are timed again, in turn in one process: latencies of two
 processes were measured to differ by 6 to 10 % on one GPU."""
@@ -136,6 +138,7 @@ class Selection:
         in_fp32: The attempt with all of it in FP32, if that failed.
         worse: Outputs that are less accurate than in plain FP16: names, and both errors.
         with_ports: The best attempt with the inputs and outputs that the user wants, if it is another one.
+        ends: When the look for causes of a failure ends, too, by `time.monotonic`.
     """
 
     attempt: Attempt
@@ -146,6 +149,7 @@ class Selection:
     with_ports: Attempt | None
     shares: tuple[LatencyShare, ...]
     worse: tuple[tuple[str, float, float], ...] = ()
+    ends: float = math.inf
 
 
 @dataclass
@@ -154,18 +158,20 @@ class Attempts:
 
     Attributes:
         estimated: As `estimated_us`, of an attempt.
-        check_s: Seconds of the check of the first attempt: a search leaves as many to the check of its plan.
+        build_s: Seconds in which the first attempt was built and run: a search leaves as many for its plan.
+        start: When the clock began: after the first attempt, or before its search. `judged`: after both.
         failures: Candidates without an attempt, because one of their steps raised an exception.
     """
 
     workload: Workload
     attempts: list[Attempt]
     estimated: Callable[[Attempt], Estimate]
-    check_s: float = 0.0
+    build_s: float = 0.0
     failures: list[str] = field(default_factory=list)
     stopped: str = ""
     interrupted: bool = False
     start: float = field(default_factory=time.monotonic)
+    judged: float = field(default_factory=time.monotonic)
 
     @property
     def runs(self) -> bool:
@@ -192,8 +198,13 @@ class Attempts:
     @property
     def deadline(self) -> float:
         """When candidates end, by `time.monotonic`; a minute after the first attempt once a result passes."""
-        seconds = self.workload.job.request.repair_seconds
-        return self.start + (min(seconds, AFFORDED_S) if self.passed else seconds)
+        end = self.start + self.workload.job.request.repair_seconds
+        return min(end, self.judged + AFFORDED_S) if self.passed else end
+
+    @property
+    def grace(self) -> float:
+        """Seconds after the deadline in which the check of a candidate may end."""
+        return GRACE * self.workload.job.request.repair_seconds
 
     @property
     def plain_outputs(self) -> dict[str, OutputError]:
@@ -270,6 +281,7 @@ class Attempts:
             None if chosen in asked else min(asked, key=lambda a: a.error, default=None),
             tuple(self._shares(at, latencies)),
             tuple(self.worse_outputs(chosen)) if not chosen.failed else (),
+            self.deadline + self.grace,
         )
 
     def _chosen(self, latencies: Sequence[float]) -> int:

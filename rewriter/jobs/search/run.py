@@ -63,6 +63,7 @@ def search(
     means_of: Context | None,
     deadline: float = math.inf,
     parts: Parts | None = None,
+    checked: int = 0,
 ) -> tuple[Found, tuple[str, ...]]:
     """Searches from the rules' plan of a model.
 
@@ -72,7 +73,8 @@ def search(
         structured: The model that `plan`, the rules' plan, is for.
         accumulation: Type of the emulated sums.
         means_of: Has the means by which weights are rounded; None: they are rounded to nearest.
-        deadline: By `time.monotonic`; the search ends there, with the best plan so far.
+        deadline: By `time.monotonic`; the search hands out its best plan in time for a check until then.
+        checked: Samples that the check of a plan emulates.
         parts: Of the outputs, over all samples that judge; None: over the samples of the search.
 
     Returns:
@@ -115,8 +117,10 @@ def search(
         target,
         means_of,
         hidden if any(hidden) else (),
+        deadline,
+        checked,
     )
-    result = best_in_time(trials, goal, effort.plans, deadline)
+    result = best_in_time(trials, goal, effort.plans)
     return replace(result, seconds=time.monotonic() - start), (effort.reduced,) if effort.reduced else ()
 
 
@@ -184,8 +188,8 @@ def _shortest(
     return keys[:end]
 
 
-def best_in_time(trials: Trials, goal: Goal, most: int = MOST, deadline: float = math.inf) -> Found:
-    """The outcome of the search for a goal, or at the deadline, the best of the plans that it has tried.
+def best_in_time(trials: Trials, goal: Goal, most: int = MOST) -> Found:
+    """The outcome of the search for a goal, or when its time is up, the best of the plans that it has tried.
 
     Args:
         most: As for `most_accurate`.
@@ -194,7 +198,7 @@ def best_in_time(trials: Trials, goal: Goal, most: int = MOST, deadline: float =
         OutOfTimeError: it has tried none.
     """
     try:
-        with within(deadline):
+        with within(trials.deadline):
             if isinstance(goal, ErrorLimit):
                 return cheapest(trials, goal)
             return most_accurate(trials, goal, most)

@@ -6,11 +6,14 @@ or break a kernel (docs/plans.md#nodes-that-are-worse-in-fp32). An emulation wit
 
 import itertools
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
 
+from rewriter.base.stopwatch import seconds_left, within
 from rewriter.hazards.analysis import GraphAnalysis, PrecisionRequest
 from rewriter.hazards.planning.free_fp32 import RULE
 from rewriter.hazards.planning.planner import analyses, extend_plan
@@ -38,6 +41,8 @@ LEAST_US = 0.01
 
 ROUNDED = 2.0 * ONE_ROUNDING
 """Largest error of a node that rounds its result, and else computes exactly: its operands may be rounded."""
+
+CHECKS = 2  # emulations of each sample by a check: as it is built, and with TF32 off
 
 AddedNodes = frozenset[str]
 """Keys of the nodes that a plan puts in FP32 in addition to the rules' plan."""
@@ -81,6 +86,7 @@ class Trials:
         states: As `expected`, the final states that nothing reads: their relative L2 error counts as an
             output's. () if the metric is another.
         accumulation: Type of the sums of an emulated plan. `ranking_sums`: of those in the ranking.
+        deadline: By `time.monotonic`; evaluations end early enough for a check of `checked` samples.
         count: Number of whole models that were evaluated.
         tried: The metric of each candidate so far.
     """
@@ -96,10 +102,13 @@ class Trials:
     target: Target = field(default_factory=Target)
     means_of: Context | None = None
     states: Sequence[Mapping[str, Array]] = ()
+    deadline: float = math.inf
+    checked: int = 0
     count: int = 0
     tried: dict[AddedNodes, float] = field(default_factory=dict, init=False)
     _plans: dict[AddedNodes, Plan] = field(default_factory=dict, init=False)
     _values: dict[frozenset[str], float] = field(default_factory=dict, init=False)
+    _slowest_s: float = field(default=0.0, init=False)
 
     @cached_property
     def prices(self) -> Prices:
@@ -127,9 +136,19 @@ class Trials:
         """
         plan = self.plan_of(added)
         if plan.fp32 not in self._values:
-            self._values[plan.fp32] = self._worst(self._by_sample(plan))
+            with self._in_time():
+                start, values = time.monotonic(), self._by_sample(plan)
+            self._slowest_s = max(self._slowest_s, (time.monotonic() - start) / len(values))
+            self._values[plan.fp32] = self._worst(values)
         self.tried[added] = self._values[plan.fp32]
         return self._values[plan.fp32]
+
+    @contextmanager
+    def _in_time(self) -> Iterator[None]:
+        """Ends the block early enough for the check of a plan, by the slowest evaluation so far."""
+        with within(self.deadline - CHECKS * self.checked * self._slowest_s):
+            seconds_left()
+            yield
 
     def _by_sample(self, plan: Plan) -> list[float]:
         runs = self._runs(plan)
@@ -198,7 +217,8 @@ class Trials:
     @cached_property
     def shares(self) -> dict[str, float]:
         """The squared error of the outputs that each node causes under the rules' plan, by its key."""
-        return contributions(self.model, self.errors, self.samples[0])
+        with self._in_time():
+            return contributions(self.model, self.errors, self.samples[0])
 
     @cached_property
     def errors(self) -> dict[str, float]:
@@ -211,7 +231,8 @@ class Trials:
         tensors: dict[str, float] = {}
         errors: dict[str, float] = {}
         low = lowered(self.model, self.plan, self.means_of)
-        rows = diverge(self.model, low, self.samples, self.ranking_sums, totals=False)
+        with self._in_time():
+            rows = diverge(self.model, low, self.samples, self.ranking_sums, totals=False)
         for row in rows:
             if row.added > 0.0:
                 tensors[row.tensor] = max(tensors.get(row.tensor, 0.0), row.added)
