@@ -87,7 +87,7 @@ def _show_pass(
 
 @passes.command("run", cls=Command)
 def _run_passes(
-    pipeline: Annotated[str, typer.Argument(help="A pass, or several: `simplify,clean-casts`.")],
+    pipeline: Annotated[str, typer.Argument(help="A pass, or several: `simplify,fuse-softmax`.")],
     graph: Annotated[Path, typer.Argument(help="A graph in the syntax of onnx.parser, or a model.")],
 ) -> None:
     """Print what passes remove from a graph (-) and add to it (+), and what they decline.
