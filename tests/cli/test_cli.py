@@ -202,14 +202,10 @@ BAD = [
     pytest.param(options("--keep-fp32-op", "Cliip"), ["'Cliip'", "did you mean 'Clip'?"], id="an operator"),
     pytest.param(options("--lower-op", "softmax"), ["did you mean 'Softmax'?"], id="an operator in capitals"),
     pytest.param(options("--min-shapes", "x:1x3x8x8"), ["all axes of 'x' are fixed"], id="a profile"),
-    pytest.param(
-        options("--input-shapes", "x:1xA"), ["--input-shapes", "'x:1xA'", "a shape is"], id="a shape"
-    ),
+    pytest.param(options("--input-shapes", "x:1xA"), ["--input-shapes", "'x:1xA'", "a shape is"], id="shape"),
     pytest.param(options("--inputs", "absent.npz"), ["absent.npz"], id="no such data"),
     pytest.param(options("--colour"), ["--colour"], id="an unknown option"),
-    pytest.param(
-        with_data(image=FITS), ["data.npz", "no input 'image'", "x (float32)"], id="data with the wrong name"
-    ),
+    pytest.param(with_data(image=FITS), ["data.npz", "no input 'image'", "x (float32)"], id="a wrong name"),
     pytest.param(with_data(x=FITS[:, :2]), ["data.npz", "'x'", "2"], id="data of the wrong shape"),
 ]
 
@@ -252,13 +248,9 @@ def test_the_model_is_not_overwritten_by_accident(model: Path, alias: Callable[[
 
 OUTPUTS = [
     pytest.param(["-o", "{}/missing/f.onnx"], "missing", id="the output's folder is missing"),
-    pytest.param(
-        ["-o", "{}/f.onnx", "--report", "{}/missing/r.json"], "missing", id="the report's folder is missing"
-    ),
+    pytest.param(["-o", "{}/f.onnx", "--report", "{}/missing/r.json"], "missing", id="the report's folder"),
     pytest.param(["-o", "{}/f.onnx", "--report", "{}/f.onnx"], "overwrite", id="the report over the output"),
-    pytest.param(
-        ["-o", "{}/f.onnx", "--report", "{}/model.onnx"], "overwrite", id="the report over the model"
-    ),
+    pytest.param(["-o", "{}/f.onnx", "--report", "{}/model.onnx"], "overwrite", id="report over model"),
     pytest.param(["-o", "{}/f.engine"], "a model is written as ONNX", id="an engine"),
     pytest.param(["-o", "{}/f"], "name it f.onnx", id="no suffix"),
     pytest.param(["-o", "{}/f.onnx", "--report", "{}/r.pdf"], ".html", id="a report in PDF"),
@@ -320,9 +312,7 @@ FINGERS = [
     pytest.param("fix {} --engine openvino", "choose from auto, tensorrt, tensorrt-rtx", id="engine"),
     pytest.param("fix .", "rewriter batch . -o FOLDER", id="a folder"),
     pytest.param("fixx {}", "'fix'", id="no command"),
-    pytest.param(
-        "passes run simplify nope.txt", "nope.txt: it cannot be read as text: No such", id="no file"
-    ),
+    pytest.param("passes run simplify nope.txt", "nope.txt: it cannot be read as text: No such", id="file"),
 ]
 
 

@@ -298,9 +298,7 @@ def test_a_sample_that_does_not_fit_is_an_error() -> None:
 CUSTOM = [
     pytest.param("p = Plugin(a)", "Plugin", id="no schema"),
     pytest.param("p = acme.Plugin(a)", "acme.Plugin", id="another domain"),
-    pytest.param(
-        "h = Cast<to=16>(a) s = Sigmoid(h) p = Cast<to=1>(s)", "Sigmoid", id="no kernel for the type"
-    ),
+    pytest.param("h = Cast<to=16>(a) s = Sigmoid(h) p = Cast<to=1>(s)", "Sigmoid", id="no kernel"),
 ]
 
 

@@ -118,12 +118,8 @@ def test_non_contiguous_arrays_are_accepted() -> None:
 
 NO_KERNEL = [
     pytest.param("g (float[3] x) => (float[3] y) { [p] y = MyPlugin(x) }", "MyPlugin", id="no such operator"),
-    pytest.param(
-        "g (float[3] x) => (float[3] y) { y = acme.MyPlugin(x) }", "acme.MyPlugin", id="another domain"
-    ),
-    pytest.param(
-        "g (bfloat16[3] x) => (bfloat16[3] y) { [s] y = Sigmoid(x) }", "Sigmoid", id="no kernel for the type"
-    ),
+    pytest.param("g (float[3] x) => (float[3] y) { y = acme.MyPlugin(x) }", "acme.MyPlugin", id="a domain"),
+    pytest.param("g (bfloat16[3] x) => (bfloat16[3] y) { [s] y = Sigmoid(x) }", "Sigmoid", id="no kernel"),
 ]
 
 
@@ -159,9 +155,7 @@ BROKEN = [
         "Got: 4 Expected: 3",
         id="a feed of the wrong shape",
     ),
-    pytest.param(
-        "g (float[3] x) => (float[3] y) { y = Abs(x) }", {}, None, "['x']) are missing", id="no feed"
-    ),
+    pytest.param("g (float[3] x) => (float[3] y) { y = Abs(x) }", {}, None, "['x']) are missing", id="none"),
 ]
 
 

@@ -186,9 +186,7 @@ def test_arrays_go_there_and_back(way: Callable[..., Any], size: int, dtype: typ
 
 ENDS = [
     pytest.param(crash, (), r"the work crashed \(SIGFPE\)", "SIGFPE", id="a signal"),
-    pytest.param(
-        read_address_zero, (), r"the work crashed \(SIGSEGV\)", "SIGSEGV", id="C reads address zero"
-    ),
+    pytest.param(read_address_zero, (), r"the work crashed \(SIGSEGV\)", "SIGSEGV", id="C reads address 0"),
     pytest.param(leave, (3,), r"the work crashed \(exit code 3\)", "exit code 3", id="a library calls exit"),
     pytest.param(hang, (), "the work gave no result within 2 s", "timeout", id="a hang"),
     pytest.param(devour, (), "memory ran out", "", id="too much memory"),

@@ -191,9 +191,7 @@ def test_the_node_of_a_layer_comes_from_its_metadata(metadata: str, node: str) -
             id="a source position inside",
         ),
         pytest.param("WeightsContext.cpp:74: was clamped", "was clamped", id="a source position before"),
-        pytest.param(
-            "bad node\n[checkMacros.cpp::catchCudaError::247] no driver", "bad node", id="a missing GPU"
-        ),
+        pytest.param("bad node\n[checkMacros.cpp::catchCudaError::247] no driver", "bad node", id="no GPU"),
     ],
 )
 def test_noise_is_removed_from_messages(message: str, clear: str) -> None:

@@ -103,9 +103,7 @@ def plugin(reads: str = "a") -> onnx.ModelProto:
     ("given", "reads", "types"),
     [
         pytest.param("EfficientPlugin_TRT:fp16", "a", [10, 10, 10, 10], id="one for all"),
-        pytest.param(
-            "EfficientPlugin_TRT:fp16,int32:fp16,fp32,int32", "a, i", [10, 6, 10, 1, 6], id="each port"
-        ),
+        pytest.param("EfficientPlugin_TRT:fp16,int32:fp16,fp32,int32", "a, i", [10, 6, 10, 1, 6], id="each"),
         pytest.param("EfficientPlugin_TRT:fp32:fp16", "a", [1, 10, 10, 10], id="inputs and outputs"),
     ],
 )

@@ -185,9 +185,7 @@ CHAIN = """g (float[2] x, float[2,2] v, float[2,2] u) => (float[2] y) {
             {"/enc/a", "/enc/b"},
             id="inclusion wins",
         ),
-        pytest.param(
-            {"nodes_to_exclude": [".*"], "op_types_to_include": ["MatMul"]}, set(), id="operators win"
-        ),
+        pytest.param({"nodes_to_exclude": [".*"], "op_types_to_include": ["MatMul"]}, set(), id="operators"),
         pytest.param({"data_max": 25.0}, {"/dec/b"}, id="values"),
         pytest.param({"data_max": None, "init_max": 2.5}, {"/enc/a"}, id="weights"),
         pytest.param({"max_depth_of_reduction": 2}, set(), id="depth within the limit"),

@@ -78,9 +78,7 @@ WRONG_CALLS = [
     pytest.param(wrong(rewriter.fix, input_shapes=[1]), r"(?s)`input-shapes`.*shapes, such as", id="shapes"),
     pytest.param(twice(rewriter.locate, seed="8"), r"`seed`: it cannot be '8'", id="locate's type"),
     pytest.param(wrong(rewriter.scan, {"x": 1}), r"(?s)options.*inputs=", id="data as options"),
-    pytest.param(
-        wrong(rewriter.fix, output=3), r"`output`: it cannot be 3.*\n.*a text or a path", id="output"
-    ),
+    pytest.param(wrong(rewriter.fix, output=3), r"`output`: it cannot be 3.*\n.*a text or a path", id="z"),
     pytest.param(without(rewriter.Plan.load, 3), r"3: it cannot be read", id="a plan's path"),
     pytest.param(without(html.as_html, 3), r"result=: there is no page of an int", id="no result"),
     pytest.param(

@@ -131,9 +131,7 @@ PORTS = "g (float[2,3] x) => (float[2,3] y) { y = Softmax(x) }"
     ("fixed", "words"),
     [
         pytest.param(PORTS.replace(" y", " z"), "outputs, it lacks y and has z in addition", id="renamed"),
-        pytest.param(
-            PORTS.replace("(x)", "(w)").replace(" x", " w"), "of the inputs, it lacks x", id="an input"
-        ),
+        pytest.param(PORTS.replace("(x)", "(w)").replace(" x", " w"), "of the inputs, it lacks x", id="in"),
         pytest.param(
             PORTS.replace("[2,3] y)", "[2,3] y, float[2,3] z)").replace("}", "z = Neg(x) }"),
             "of the outputs, it has z in addition",

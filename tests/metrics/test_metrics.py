@@ -20,9 +20,7 @@ SWAPPED = np.asarray([[4, 5, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5]], np.float32)
     ("name", "expected", "actual", "value"),
     [
         pytest.param("relative-l2", A, A + np.asarray([[0, 0], [0, 0.5]], np.float32), 0.1, id="relative L2"),
-        pytest.param(
-            "max-abs", A, A - np.asarray([[0.5, 0.25], [0, 0]], np.float32), 0.5, id="largest difference"
-        ),
+        pytest.param("max-abs", A, A - np.asarray([[0.5, 0.25], [0, 0]], np.float32), 0.5, id="maximum"),
         pytest.param("max-abs", A[:0], A[:0], 0.0, id="no elements"),
         pytest.param("cosine", A, 7 * A, 1.0, id="a multiple has the same direction"),
         pytest.param("cosine", A, A[:, ::-1], 24 / 25, id="an angle"),
@@ -39,9 +37,7 @@ SWAPPED = np.asarray([[4, 5, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5]], np.float32)
         pytest.param("top-1", np.asarray(3.0), np.asarray(4.0), 1.0, id="a number is a row of one"),
         pytest.param("top-1", np.zeros((0, 4)), np.zeros((0, 4)), 1.0, id="no rows"),
         pytest.param("top-1", np.asarray([[1.0, 1.0, 0.0]]), np.asarray([[1.0, 1.0, 0.0]]), 1.0, id="a tie"),
-        pytest.param(
-            "top-1", np.asarray([[1.0, 1.0, 0.0]]), np.asarray([[0.9, 1.0, 0.0]]), 0.0, id="a tie lost"
-        ),
+        pytest.param("top-1", np.asarray([[1.0, 1.0, 0.0]]), np.asarray([[0.9, 1.0, 0.0]]), 0.0, id="tie"),
         pytest.param("psnr", np.ones(4), np.asarray([1, 1, 1, 1.5]), 20 * math.log10(4), id="a flat image"),
     ],
 )

@@ -52,9 +52,7 @@ RELU = np.maximum(normal(1, 8, 400) + np.array([0, 0, 0, 0, 0, 0, 0, -3.0])[None
             ["rows 1 to 899 of axis 1"],
             id="tokens by a sink",
         ),
-        pytest.param(
-            np.array([[640.0, 480.0, 0.9]], np.float32), ["column 2 of axis 1"], id="an entry of a vector"
-        ),
+        pytest.param(np.array([[640.0, 480.0, 0.9]], np.float32), ["column 2 of axis 1"], id="a vector"),
         pytest.param(masked(-1e4), ["without entries beyond 8.2e+03"], id="-1e4 added to scores"),
         pytest.param(
             np.where(np.arange(300) % 7, masked(0.0), FLOOR), ["without entries beyond 3e+38"], id="min"
@@ -129,9 +127,7 @@ def put(array: Array, at: Any, value: Any) -> Array:
     ("expected", "broken"),
     [
         pytest.param(HEAD, lambda x: put(x, np.s_[:, 4:], 1e-4), id="scores destroyed"),
-        pytest.param(
-            PADDED.astype(np.float32), lambda x: put(x, np.s_[..., 4], x[..., 4] / 2), id="scores halved"
-        ),
+        pytest.param(PADDED.astype(np.float32), lambda x: put(x, np.s_[..., 4], x[..., 4] / 2), id="halved"),
         pytest.param(CLIPS, lambda x: put(x, 1, 0.0), id="a quiet clip is silent"),
         pytest.param(masked(-1e4), lambda x: np.where(x < -1e3, x, -x), id="logits negated beside a mask"),
         pytest.param(

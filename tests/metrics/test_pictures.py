@@ -162,12 +162,8 @@ def _rows(*columns: np.ndarray) -> np.ndarray:
         pytest.param({"y": BOXES.T[None], "scores": CLASSES.T[None]}, id="coordinates before boxes"),
         pytest.param({"y": _rows(BOXES, SCORES, LABELS)[None]}, id="score and class in a row"),
         pytest.param({"y": _rows(0 * SCORES, BOXES, LABELS, SCORES)}, id="image and score in a row"),
-        pytest.param(
-            {"y": np.tile(_rows(BOXES, CLASSES).T, (1, 1, 2))[:, :, :7]}, id="YOLO: classes before boxes"
-        ),
-        pytest.param(
-            {"y": np.tile(_rows(BOXES, SCORES, CLASSES), (2, 1))[None, :9]}, id="YOLO: an objectness"
-        ),
+        pytest.param({"y": np.tile(_rows(BOXES, CLASSES).T, (1, 1, 2))[:, :, :7]}, id="YOLO: classes first"),
+        pytest.param({"y": np.tile(_rows(BOXES, SCORES, CLASSES), (2, 1))[None, :9]}, id="YOLO: objectness"),
     ],
 )
 def test_the_best_boxes_are_found_in_any_order_of_outputs_and_axes(outputs: dict[str, Array]) -> None:

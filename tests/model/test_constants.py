@@ -12,9 +12,7 @@ WEIGHT = "k = Constant<value = float[4] {4, 3, 2, 1}>()"
 LIFTED = [
     pytest.param(f"{WEIGHT} y = Mul(x, k)", ["Mul"], {"k"}, id="a Constant"),
     pytest.param(f"{WEIGHT} i = Identity(k) y = Mul(x, i)", ["Mul"], {"k"}, id="an Identity of it"),
-    pytest.param(
-        "i = Identity(w) j = Identity(i) y = Mul(x, j)", ["Mul"], {"w"}, id="Identities of a weight"
-    ),
+    pytest.param("i = Identity(w) j = Identity(i) y = Mul(x, j)", ["Mul"], {"w"}, id="Identity of a weight"),
 ]
 
 STAYS = [

@@ -248,9 +248,7 @@ class TestBadFiles:
 
     CONTENTS = (
         pytest.param(b"", id="an empty file"),
-        pytest.param(
-            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12\n", id="a pointer of Git LFS"
-        ),
+        pytest.param(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12\n", id="Git LFS"),
         pytest.param(b"hello\n" * 100, id="text"),
         pytest.param(b"\x89PNG\r\n\x1a\n" + bytes(range(256)), id="a picture"),
         pytest.param(onnx.ModelProto(ir_version=8).SerializeToString(), id="a model without a graph"),

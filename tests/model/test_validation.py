@@ -76,9 +76,7 @@ NAMES = [
         "graph.node[2].attribute[0].name",
         id="attribute",
     ),
-    pytest.param(
-        _set(lambda m: m.graph.initializer[0], "name"), "graph.initializer[0].name", id="initializer"
-    ),
+    pytest.param(_set(lambda m: m.graph.initializer[0], "name"), "graph.initializer[0].name", id="a weight"),
     pytest.param(
         _set(lambda m: m.graph.input[0].type.tensor_type.shape.dim[0], "dim_param"),
         "graph.input[0].type.tensor_type.shape.dim[0].dim_param",

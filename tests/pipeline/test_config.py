@@ -208,12 +208,8 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("above", "below", "opset"),
     [
-        pytest.param(
-            "opset = 18\nstrict = true", "[tool.rewriter]\nopset = 19", 19, id="the nearest counts alone"
-        ),
-        pytest.param(
-            "opset = 18", "[tool.ruff]\nline-length = 99", 18, id="one without a table does not count"
-        ),
+        pytest.param("opset = 18\nstrict = true", "[tool.rewriter]\nopset = 19", 19, id="the nearest counts"),
+        pytest.param("opset = 18", "[tool.ruff]\nline-length = 99", 18, id="one without a table"),
     ],
 )
 def test_of_files_in_several_folders_one_counts(tmp_path: Path, above: str, below: str, opset: int) -> None:
@@ -363,9 +359,7 @@ def test_a_preset_puts_the_passes_of_later_sources_out_of_force(tmp_path: Path) 
             {"plan": Path("plan.json"), "seed": 3},
             id="a plan",
         ),
-        pytest.param(
-            "tolerance = 1e-3", {"max_latency_cost": 0.05}, {"max_latency_cost": 0.05}, id="a budget"
-        ),
+        pytest.param("tolerance = 1e-3", {"max_latency_cost": 0.05}, {"max_latency_cost": 0.05}, id="budget"),
         pytest.param("max-latency-cost = 0.1", {"tolerance": 1e-4}, {"tolerance": 1e-4}, id="a tolerance"),
         pytest.param(
             'inputs = "a.npz"', {"input_shapes": {"x": (1,)}}, {"input_shapes": {"x": (1,)}}, id="shapes"

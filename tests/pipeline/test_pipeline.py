@@ -58,9 +58,7 @@ READ = [
     pytest.param("sample-pass{factor=inf}", (Sample(factor=float("inf")),), id="an infinite float"),
     pytest.param("sample-pass{factor=2}", (Sample(factor=2.0),), id="an int for a float"),
     pytest.param("sample-pass{label=*/a:0?}", (Sample(label="*/a:0?"),), id="a pattern"),
-    pytest.param(
-        "sample-pass{ count = 4  flag=true }", (Sample(flag=True, count=4),), id="spaces around options"
-    ),
+    pytest.param("sample-pass{ count = 4  flag=true }", (Sample(flag=True, count=4),), id="spaces"),
     pytest.param("isolate-clip,isolate-clip", (IsolateClip(), IsolateClip()), id="a pass may run twice"),
 ]
 

@@ -50,9 +50,7 @@ def plan_of(*entries: dict[str, Any], **fields: Any) -> str:
     [
         pytest.param(Plan("fp16"), id="nothing in FP32"),
         pytest.param(Plan("bf16", "fp32", (DECISION,), 12), id="evidence and all"),
-        pytest.param(
-            Plan("fp16", "fp16,y=fp32", plugin_types=("Roi:fp16,int32:fp32",)), id="types at borders"
-        ),
+        pytest.param(Plan("fp16", "fp16,y=fp32", plugin_types=("Roi:fp16,int32:fp32",)), id="types of ports"),
         pytest.param(Plan("fp16", "keep", (Decision("n", "Exp", "1:é", "user", "ü"),), 1), id="not ASCII"),
         pytest.param(Plan("fp16", decisions=(replace(DECISION, repair="bf16"),)), id="an island in BF16"),
         pytest.param(Plan("fp16", norms_in_range=frozenset({"b", "a"})), id="norms in range"),

@@ -132,9 +132,7 @@ def test_what_lay_between_islands_goes_with_one_of_them() -> None:
         pytest.param(17, "0.1", PrecisionRequest(), "a q d t y", id="FP32 operators below opset 19"),
         pytest.param(19, "0.1", PrecisionRequest(), "", id="FP16 from opset 19 on"),
         pytest.param(19, "1e-5", PrecisionRequest(), "a q d t y", id="a scale that FP16 would flush"),
-        pytest.param(
-            19, "0.1", PrecisionRequest(keep_ops=("Abs",)), "d t y", id="what reads DQ, through a view"
-        ),
+        pytest.param(19, "0.1", PrecisionRequest(keep_ops=("Abs",)), "d t y", id="what reads DQ by a view"),
         pytest.param(19, "0.1", PrecisionRequest(keep_ops=("Relu",)), "a q", id="what Q reads"),
     ],
 )

@@ -71,9 +71,7 @@ def run(folder: Path, *arguments: str) -> Any:
     [
         pytest.param(["fix", "m.onnx", "-o", "a.onnx", "--no-build"], id="fix"),
         pytest.param(["fix", "m.onnx", "--dry-run", "--no-verify"], id="fix without verification"),
-        pytest.param(
-            ["fix", "m.onnx", "--dry-run", "--no-build", "--tolerance", "1e-9"], id="fix that fails"
-        ),
+        pytest.param(["fix", "m.onnx", "--dry-run", "--no-build", "--tolerance", "1e-9"], id="a failing fix"),
         pytest.param(["scan", "m.onnx"], id="scan"),
         pytest.param(["verify", "m.onnx", "f.onnx", "--engine", "emulation"], id="verify"),
     ],

@@ -229,9 +229,7 @@ FOUND: dict[str, np.ndarray] = {
         pytest.param(WAVE[:, :10], True, "Best classes", id="scores"),
         pytest.param(LOGITS[:, :, 0], True, "Best text id of each position", id="scores of text"),
         pytest.param(WAVE[:, :10], False, "", id="features"),
-        pytest.param(
-            np.random.default_rng(0).normal(size=(1, 2048)).astype("f"), False, "", id="an embedding"
-        ),
+        pytest.param(np.random.default_rng(0).normal(size=(1, 2048)).astype("f"), False, "", id="embedding"),
         pytest.param(np.full((1, 64, 5, 5), 0.5, np.float32), False, "", id="features of an image"),
     ],
 )

@@ -100,9 +100,7 @@ HIDING = (_step("h", None, "the outputs change when it is marked"),)
             "Hidden h of node_h (Op): the outputs change when it is marked",
             id="what the fusion hides",
         ),
-        pytest.param(
-            replace(LOCATED, exact=False), "or one before it that was not measured", id="no more time"
-        ),
+        pytest.param(replace(LOCATED, exact=False), "or one before it that was not measured", id="no time"),
         pytest.param(
             replace(LOCATED, first=None),
             "y is wrong, but is no float tensor that both models have",

@@ -143,9 +143,7 @@ def test_dynamic_shapes_come_from_the_sample_or_a_span(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "opset", "summary", "words"),
     [
-        pytest.param(
-            DECOMPOSED, 17, "1 finding", ["decomposed norm in FP16", "variance"], id="a norm in FP16"
-        ),
+        pytest.param(DECOMPOSED, 17, "1 finding", ["decomposed norm in FP16", "variance"], id="FP16 norm"),
         pytest.param(
             """g (float16[1,2,8,8] x, float[1,4,4,2] at) => (float16[1,2,4,4] y) {
                 [sample] y = GridSample(x, at)
@@ -225,9 +223,7 @@ def test_the_check_says_which_library_to_install(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("fault", "passed", "words"),
     [
-        pytest.param(
-            "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", False, "SIGSEGV", id="a crash"
-        ),
+        pytest.param("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", False, "SIGSEGV", id="crash"),
         pytest.param("import time; time.sleep(600)", False, "no result within 5 s", id="a hang"),
         pytest.param("raise RuntimeError('odd build')", None, "odd build", id="a broken installation"),
     ],
