@@ -468,7 +468,7 @@ def test_a_pass_is_explained() -> None:
 def test_passes_and_presets_are_listed_with_the_default_marked() -> None:
     shown, listed = quick("passes"), quick("passes", "list")
     assert shown == listed
-    assert "* rescale" in shown[1] and "  stamp" not in shown[1]
+    assert "[structure]" in shown[1] and "* rescale" in shown[1] and "  stamp" not in shown[1]
     assert quick("presets") == quick("presets", "list")
     assert "trt-fp16 (default)" in quick("presets")[1]
     content = {one["name"]: one for one in json.loads(quick("passes", "list", "--json", "-")[1])["passes"]}

@@ -13,7 +13,7 @@ from needs import needs_rtx
 
 from rewriter.base.errors import EngineError, NativeError
 from rewriter.ir.model import Array, save
-from rewriter.runtime.engines.measure import Run, measure
+from rewriter.runtime.engines.measure import Run, measure, summary
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Timing, Variant
 from rewriter.runtime.engines.tensor_files import read_tensors, spans_of, write_samples, write_tensors
@@ -183,6 +183,10 @@ def test_tensors_are_read_as_they_were_written(tmp_path: Path, array: Array) -> 
     assert list(read) == ["/model/layer:0", "other"]
     assert read["/model/layer:0"].dtype == array.dtype
     np.testing.assert_array_equal(read["/model/layer:0"], array)
+
+
+def test_two_timings_have_a_spread() -> None:
+    assert summary([10.0, 14.0], False).iqr_us > 0.0 == summary([10.0], False).iqr_us
 
 
 def test_a_folder_without_tensors_is_an_error(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ GROWING = {
         y = ReduceMax<axes = [1], keepdims = 0>(l)""",
 }
 BOUNDED = {
+    "a small sum": """c = Constant<value_float = 0.001>() d = Mul(a, c)
+        s = ReduceL1<axes = [1], keepdims = 0>(d) y = MatMul(s, w)""",
     "a mean": "b = Abs(a) s = ReduceMean<axes = [1], keepdims = 0>(b) y = MatMul(s, w)",
     "attention": """t = Transpose<perm = [0, 2, 1]>(x) c = MatMul(x, t) p = Softmax(c) v = MatMul(p, a)
         y = ReduceMax<axes = [1], keepdims = 0>(v)""",

@@ -187,11 +187,15 @@ def test_an_operator_without_an_importer_ends_with_its_node_and_a_remedy(build: 
 
 @needs_rtx
 @pytest.mark.parametrize(("target", "kind"), [(None, "unbuildable"), ("10.13", "verified")])
-def test_the_table_decides_for_a_release_that_is_named(target: str | None, kind: str) -> None:
+def test_the_table_decides_for_a_release_that_is_named(target: str | None, kind: str, tmp_path: Path) -> None:
     """TensorRT-RTX, which is asked where none is named, has no plugin for NonZero."""
     source = graph("g (float[4,4] x) => (int64[2,n] y, float[4,4] z) { z = Relu(x) y = NonZero(z) }").whole()
     feeds = {"x": np.eye(4, dtype=np.float32)}
-    assert rewriter.fix(source, inputs=feeds, target=target).conclusion.kind == kind
+    written = tmp_path / "fixed.onnx"
+    assert rewriter.fix(source, written, inputs=feeds, target=target).conclusion.kind == kind
+    assert rewriter.verify(source, written, inputs=feeds).passed is (kind == "verified"), (
+        "its target is noted"
+    )
     findings = rewriter.scan(source, inputs=feeds, target=target or "tensorrt").findings
     assert [one.kind for one in findings] == ["refused-operator"] * (kind == "unbuildable")
 

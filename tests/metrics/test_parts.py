@@ -64,6 +64,11 @@ RELU = np.maximum(normal(1, 8, 400) + np.array([0, 0, 0, 0, 0, 0, 0, -3.0])[None
         pytest.param(
             scaled((1, 4, 300), 1, np.array([600.0, 1.0, 1.0, 1e-6])), ["rows 1 to 3 of axis 1"], id="noise"
         ),
+        pytest.param(
+            scaled((1, 7, 300), 1, np.array([1e4, 1e4, 30.0, 30.0, 0.05, 0.05, 0.0])),
+            ["rows 2 to 6 of axis 1", "rows 4 to 5 of axis 1"],
+            id="a row of 0 goes with the first part",
+        ),
         pytest.param(np.arange(12).reshape(1, 12), [], id="whole numbers"),
         pytest.param(np.zeros((0, 4), np.float32), [], id="nothing"),
     ],

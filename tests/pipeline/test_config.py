@@ -448,6 +448,7 @@ BAD_VARIABLES = [
     ("REWRITER_STRICT", "maybe", "it takes true or false"),
     ("REWRITER_IO", "fp61", "did you mean 'fp16'?"),
     ("REWRITER_INPUT_SHAPES", "x", "NAME:1x3x224x224"),
+    ("REWRITER_INPUT_VALUES", "sr=fast", "such as sr=16000"),
     ("REWRITER_PRESET", "acurate", "did you mean 'accurate'?"),
 ]
 

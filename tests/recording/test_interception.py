@@ -10,6 +10,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 from graphs import graph
+from onnx import TensorProto
 
 from rewriter.ir.model import save
 from rewriter.runtime.recording.interception import hooked, model_of, run_script
@@ -60,7 +61,7 @@ def by_cpu_binding(session: ort.InferenceSession) -> Any:
 
 def by_address(session: ort.InferenceSession) -> Any:
     binding, result = session.io_binding(), np.zeros((1, 2), np.float32)
-    binding.bind_input("x", "cpu", 0, np.float32, (1, 2), ONE.ctypes.data)
+    binding.bind_input("x", "cpu", 0, TensorProto.FLOAT, (1, 2), ONE.ctypes.data)
     binding.bind_output("y", "cpu", 0, np.float32, (1, 2), result.ctypes.data)
     session.run_with_iobinding(binding)
     return result

@@ -37,9 +37,6 @@ SESSIONS = "onnxruntime.capi.onnxruntime_inference_collection"
 HOOK = "REWRITER_HOOK"
 """Environment variable with the hook of a child process: `[name, arguments]` as JSON."""
 
-ELEMENT_TYPES = {1: "f4", 2: "u1", 3: "i1", 5: "i2", 6: "i4", 7: "i8", 9: "?", 10: "f2", 11: "f8"}
-"""NumPy's names by the number that ONNX gives an element type."""
-
 
 class Hook(Protocol):
     """Sees every session and every call; it may run something else in their place."""
@@ -276,9 +273,10 @@ def _reader(
 
     def read() -> Array:
         import numpy as np
+        from onnx.helper import tensor_dtype_to_np_dtype
 
-        dtype = np.dtype(ELEMENT_TYPES[element_type] if isinstance(element_type, int) else element_type)
-        array = np.empty(tuple(shape), dtype)
+        named = tensor_dtype_to_np_dtype(element_type) if isinstance(element_type, int) else element_type
+        array = np.empty(tuple(shape), named)
         if device_type == "cpu":
             ctypes.memmove(array.ctypes.data, buffer_ptr, array.nbytes)
         elif array.nbytes:
