@@ -40,7 +40,7 @@ def _outcome(variant: Variant, folder: Path) -> EngineOutcome:
         device="CPU",
         library="emulation",
         outputs=stored,
-        latency=Latency(us, 0.0, us, 1, False),
+        latency=Latency(us, 0.0, 1, False),
     )
 
 

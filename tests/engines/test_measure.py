@@ -60,7 +60,7 @@ def test_the_child_returns_outputs_of_every_sample(tmp_path: Path, samples: tupl
     np.testing.assert_array_equal(found.values(1)["y"], np.full((3, 4), 2.0))
     assert found.latency is not None
     assert found.latency.repeats == 5
-    assert 0.0 < found.latency.min_us <= found.latency.median_us
+    assert found.latency.median_us > 0.0
     assert not found.latency.cuda_graph
 
 

@@ -125,7 +125,7 @@ def test_a_slow_state_fails_and_is_repaired(tmp_path: Path) -> None:
     assert result.plain.error > 0.05 > result.limit > result.fixed.error
     assert result.fixed.calls == result.calls == 600
     assert result.fixed.printed == 2  # the time is left out
-    assert result.plain.first_printed[0] != result.plain.first_printed[1]
+    assert result.plain.other_printed
     assert run(recording, fixed).ending == "as-original"
 
 

@@ -48,7 +48,6 @@ class Stream:
     other: OtherWord | None = None  # None if all calls have the original's words
     printed: int = 0  # words on standard output
     other_printed: int = 0  # how many of them differ
-    first_printed: tuple[str, str] = ("", "")  # the first of these, in the original and here
 
     @property
     def error(self) -> float:

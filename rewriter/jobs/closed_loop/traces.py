@@ -113,9 +113,9 @@ def compared(original: Trace, again: Trace | None, other: Trace, states: frozens
         OutputError(*port, float(np.sqrt(away / size)) if size else float(away > 0), largest, port in states)
         for port, (away, size, largest) in squares.items()
     ]
-    words, others, first = _printed(original.printed, (again or original).printed, other.printed)
+    printed = _printed(original.printed, (again or original).printed, other.printed)
     word = _other_word(original, other, len(pairs), states)
-    return Stream(len(pairs), tuple(errors), tuple(outputs), word, words, others, first)
+    return Stream(len(pairs), tuple(errors), tuple(outputs), word, *printed)
 
 
 def _sizes(calls: Sequence[Call]) -> dict[Port, float]:
@@ -145,13 +145,12 @@ def _other_word(original: Trace, other: Trace, common: int, states: frozenset[Po
     return OtherWord(last, original.calls[last].file)
 
 
-def _printed(ours: str, again: str, theirs: str) -> tuple[int, int, tuple[str, str]]:
-    """Number of printed words, how many differ, and the first that does; times and paths are left out."""
+def _printed(ours: str, again: str, theirs: str) -> tuple[int, int]:
+    """Number of printed words, and how many differ; times and paths are left out."""
     mine, second, other = ours.split(), again.split(), theirs.split()
     if len(mine) != len(second):
-        return 0, 0, ("", "")
+        return 0, 0
     if len(other) != len(mine):
-        return len(mine), abs(len(other) - len(mine)), ("", "")
+        return len(mine), abs(len(other) - len(mine))
     steady = [index for index, word in enumerate(mine) if second[index] == word]
-    differing = [(mine[index], other[index]) for index in steady if mine[index] != other[index]]
-    return len(steady), len(differing), differing[0] if differing else ("", "")
+    return len(steady), sum(mine[index] != other[index] for index in steady)

@@ -198,7 +198,7 @@ def _closed(run: Run) -> EngineOutcome:
 def summary(times: Sequence[float], cuda_graph: bool) -> Latency:
     """Median and spread of timings in microseconds."""
     low, _, high = statistics.quantiles(times, n=4) if len(times) > 1 else (times[0],) * 3
-    return Latency(statistics.median(times), high - low, min(times), len(times), cuda_graph)
+    return Latency(statistics.median(times), high - low, len(times), cuda_graph)
 
 
 class EngineCalls(AbstractContextManager["EngineCalls"]):

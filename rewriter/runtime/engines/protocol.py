@@ -82,7 +82,6 @@ class Latency:
 
     median_us: float
     iqr_us: float
-    min_us: float
     repeats: int
     cuda_graph: bool
 
