@@ -97,6 +97,16 @@ def test_a_batch_of_copies_has_no_parts_by_chance() -> None:
         assert parts([np.tile(drawn.normal(size=length), (copies, 1))]) == ()
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_small_means_of_similar_images_are_the_tail_of_one_distribution(seed: int) -> None:
+    """Scores of 1,000 classes for images that a network hardly tells apart: each class has a mean."""
+    rng = np.random.default_rng(seed)
+    means = rng.standard_normal(1000)
+    assert parts([means + 0.003 * rng.standard_normal((32, 1000))]) == ()
+    means[::4] *= 0.01  # a quarter of the classes, far below the others
+    assert parts([means + 0.003 * rng.standard_normal((32, 1000))])
+
+
 def test_columns_in_turn_are_parts() -> None:
     drawn, kinds = np.random.default_rng(0), np.array([1.0, 1.0, 1.0, 0.01, 0.01])
     (part,) = parts([(drawn.uniform(5.0, 250.0, (33, 5)) * kinds).reshape(1, 165)])

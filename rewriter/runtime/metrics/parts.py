@@ -25,6 +25,11 @@ STEP = 4.0
 fall off to a tail, where rounding of an exponent counts more the smaller the values are: FP16 changes the
 rims of Gaussian heat maps by 0.008 where it changes the maps as a whole by 0.0013."""
 
+TAIL = 2
+"""Times as many slices within a `STEP` above as below, where scales fall off gradually, that make these the
+tail of one distribution. A network's scores for images that it hardly tells apart are such: of 1,000 means
+around 0 some are as small as any, and three times as many are within a `STEP` above them."""
+
 SEVERAL = 4
 """Values of a slice that show where scales fall off gradually: in one vector of a Relu's means or of
 probabilities some are as small as any."""
@@ -321,8 +326,9 @@ def _bands(sums: Array, proportional: Callable[[int], Array] | None = None) -> B
         apart = scales[left] <= np.max(scales[left], where=evident, initial=0.0)  # smaller ones are, too
         above, left = left[~apart], left[apart]
         if left.size:
-            gradual = bool(STEP * scales[left].max() > scales[above].min())
-            if not gradual or by.max() >= SEVERAL:
+            near = int(np.count_nonzero(scales[above] < STEP * scales[left].max()))
+            gradual = near > 0
+            if not gradual or (by.max() >= SEVERAL and near < TAIL * len(left)):
                 chosen = np.zeros(len(scales), bool)
                 chosen[left] = chosen[zeros] = True
                 bands.append((chosen, gradual))
