@@ -20,9 +20,9 @@ from rewriter.ir.model import Array, Model, save
 from rewriter.ir.plan import Decision, InputsOutputs, Plan
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Found
 from rewriter.jobs.search.run import best_in_time, most_accurate
-from rewriter.jobs.search.trials import AddedNodes, Trials
+from rewriter.jobs.search.trials import AddedNodes, Memory, Trials
 from rewriter.passes.mixed_precision import lowered
-from rewriter.runtime.emulation import emulation
+from rewriter.runtime.emulation import emulation, reference
 from rewriter.runtime.metrics.pairwise_error import relative_l2
 from rewriter.verification.expected import run_all
 
@@ -92,6 +92,24 @@ def test_a_search_leaves_time_for_the_check_of_its_plan(monkeypatch: pytest.Monk
     found = best_in_time(trials, goal)
     assert found.met and len(trials.tried) == 3, "the fourth would end after 400 s"
     assert time.monotonic() + 600.0 < trials.deadline + 60.0
+
+
+def test_a_search_goes_on_from_the_runs_of_an_earlier_one() -> None:
+    """For another limit, and with one more sample, the result is that of a search by itself."""
+    source, memory, opened = graphs.graph(CANCELLING), Memory(), list[int]()
+    more = {"x": graphs.random_feeds(source)["x"][::-1] * 0.5}
+    for limit, places in ((2e-3, (4,)), (1e-3, (4,)), (1e-3, (4, 2))):
+        goal = ErrorLimit(limit)
+        own, later = (begin(source, Plan("fp16"), goal) for _ in range(2))
+        for trials in (own, later):
+            trials.samples = [*trials.samples, more][: len(places)]
+            trials.expected = run_all(reference(source), trials.samples)
+        later.places, later.memory = places, memory
+        one, other = reachable(own, goal), reachable(later, goal)
+        assert (one.plan, one.value, one.met) == (other.plan, other.value, other.met)
+        opened.append(other.emulations - one.emulations)
+    assert opened[0] == 0 and opened[1] < 0 and len(memory.shares) == 1
+    assert {key[-1] for key in memory.runs} == {4, 2}
 
 
 def test_what_errs_at_the_start_and_is_amplified_goes_to_fp32_alone() -> None:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import partial
 
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
@@ -41,7 +42,7 @@ class TypeRequest:
     # the element types that are exchanged for one another; tensors of others stay
     floats: AbstractSet[int] = EXCHANGEABLE
     # gives the values of a constant of the main graph to store, from its own and these rounded to nearest
-    refined: Mapping[str, Callable[[Array, Array], Array]] = field(default_factory=dict)
+    refined: Mapping[str, Callable[[Array, Callable[[], Array]], Array]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -225,9 +226,9 @@ class Tensors:
         key = (stored.name, dtype)
         if key not in self._converted:
             array = self._constants[stored.name]()
-            value, main = convert(array, dtype, stored.name), self.parent is None
+            nearest, main = partial(convert, array, dtype, stored.name), self.parent is None
             refine = self.request.refined.get(stored.name) if main and dtype != TensorProto.FLOAT else None
-            value = refine(array, value) if refine else value
+            value = refine(array, nearest) if refine else nearest()
             release(array)
             name = self._fresh(stored.name, dtype)
             tensor = self.model.detached_tensor(name, value) if main else numpy_helper.from_array(value, name)

@@ -56,6 +56,8 @@ def convert(value: Array, dtype: int, name: str) -> Array:
     """
     with np.errstate(over="ignore"):
         converted = value.astype(NUMPY_TYPES.get(dtype, np.float64))
+    if converted.itemsize > value.itemsize:
+        return converted
     infinite = np.isinf(converted)
     if infinite.any() and np.isfinite(value[infinite]).any():
         largest = np.abs(value[np.isfinite(value)]).max()

@@ -152,10 +152,13 @@ def attempt(candidate: Candidate, workload: Workload, deadline: float = math.inf
                 candidate.goal,
                 job.accumulation,
                 candidate.precision.target,
-                Context(ranges=ranges, means=ranges.means, rounded={}) if candidate.phases.unbiased else None,
+                Context(ranges=ranges, means=ranges.means, rounded=calibrated.memory.rounded)
+                if candidate.phases.unbiased
+                else None,
                 deadline,
                 workload.verifier.expected.parts if workload.verifier.expected is not None else None,
                 len(workload.verifier.samples),
+                calibrated.memory,
             )
         plan = found.plan
         warnings.extend(remarks)

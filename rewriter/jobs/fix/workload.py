@@ -16,6 +16,7 @@ from rewriter.jobs.fix import refusals
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.provenance import made_by_fix
 from rewriter.jobs.search.effort import RunCost
+from rewriter.jobs.search.trials import Memory
 from rewriter.passes.base import Pass, Stage
 from rewriter.pipeline.driver import PassResult
 from rewriter.runtime.emulation import Accumulation
@@ -40,7 +41,8 @@ CHECKED_S = 60.0
 class CalibratedModel:
     """A model that a plan is made for, after `passes`, with the `checks` of its structure.
 
-    `plain` is the model after the passes that plain FP16 has, too: its latency is estimated on that.
+    `plain` is the model after the passes that plain FP16 has, too: its latency is estimated on that. `memory`
+    is of searches for a plan.
     """
 
     model: Model
@@ -49,6 +51,7 @@ class CalibratedModel:
     passes: tuple[PassResult, ...]
     checks: tuple[Check, ...]
     warnings: tuple[str, ...]
+    memory: Memory = field(default_factory=Memory)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from rewriter.ir.model import Array, Model
 from rewriter.ir.plan import Plan
 from rewriter.jobs.search.effort import MOST, Effort, RunCost, affordable
 from rewriter.jobs.search.goal import NOISE, Budget, ErrorLimit, Found, Goal
-from rewriter.jobs.search.trials import LEAST_US, AddedNodes, Trials, bisect, halfway
+from rewriter.jobs.search.trials import LEAST_US, AddedNodes, Memory, Trials, bisect, halfway
 from rewriter.passes.base import Context
 from rewriter.runtime.emulation import Accumulation, emulation, reference
 from rewriter.runtime.metrics.metrics import DETECTIONS, by_parts
@@ -64,6 +64,7 @@ def search(
     deadline: float = math.inf,
     parts: Parts | None = None,
     checked: int = 0,
+    memory: Memory | None = None,
 ) -> tuple[Found, tuple[str, ...]]:
     """Searches from the rules' plan of a model.
 
@@ -75,6 +76,7 @@ def search(
         means_of: Has the means by which weights are rounded; None: they are rounded to nearest.
         deadline: By `time.monotonic`; the search hands out its best plan in time for a check until then.
         checked: Samples that the check of a plan emulates.
+        memory: Of earlier searches in `structured`.
         parts: Of the outputs, over all samples that judge; None: over the samples of the search.
 
     Returns:
@@ -117,6 +119,8 @@ def search(
         target,
         means_of,
         hidden if any(hidden) else (),
+        goal.worst or range(-1, -1 - len(expected), -1),
+        memory or Memory(),
         deadline,
         checked,
     )
@@ -154,10 +158,22 @@ def cheapest(trials: Trials, goal: ErrorLimit) -> Found:
     if not near and costs_latency(chosen):  # many nodes cause the error, none much of it
         for keys in (_in_order(trials, ranked), _by_own_error(trials, ranked)):
             if costs_latency(chosen):
-                chosen = min(chosen, _shortest(trials, close, keys), key=cost)
+                cheaper = _cheaper(trials, keys, chosen)
+                if cheaper and close.meets(trials.value(AddedNodes(cheaper))):
+                    chosen = _shortest(trials, close, cheaper)
         chosen = _shortest(trials, close, chosen[::-1])
     found = trials.found(goal, AddedNodes(chosen), met=met)
     return found if met else replace(found, value=best)
+
+
+def _cheaper(trials: Trials, keys: Sequence[str], chosen: Sequence[str]) -> Sequence[str]:
+    """The longest start of a sequence that costs less than the chosen nodes, which needs no emulation."""
+
+    def reaches(end: int) -> bool:
+        return end == len(keys) or trials.latency_us(AddedNodes(keys[:end])) >= limit
+
+    limit = trials.latency_us(AddedNodes(chosen))
+    return keys[: bisect(len(keys), reaches) - 1]
 
 
 def _shortest(

@@ -22,7 +22,7 @@ from rewriter.ir.graph.ops import ELEMENTWISE, REDUCING, TENSOR_CORE, VALUE_PRES
 from rewriter.ir.model import Array, Model
 from rewriter.ir.plan import Plan, node_key
 from rewriter.jobs.search.goal import Found, Goal
-from rewriter.passes.base import Context
+from rewriter.passes.base import Context, Shared
 from rewriter.passes.mixed_precision import lowered
 from rewriter.runtime.emulation import Accumulation, emulation
 from rewriter.runtime.emulation.accumulate import ONE_ROUNDING, sum_error
@@ -46,6 +46,23 @@ CHECKS = 2  # emulations of each sample by a check: as it is built, and with TF3
 
 AddedNodes = frozenset[str]
 """Keys of the nodes that a plan puts in FP32 in addition to the rules' plan."""
+
+
+KEPT_BYTES = 2**22  # largest outputs of a run that are kept for the next search
+
+
+@dataclass
+class Memory:
+    """Results of a search for the next one in the same model, for another limit or with one more sample.
+
+    Attributes:
+        rounded: As of `Context`.
+        runs: Outputs of emulated plans. `shares`: as of `Trials`, from the first sample.
+    """
+
+    rounded: Shared = field(default_factory=dict)
+    runs: dict[tuple[object, ...], Mapping[str, Array]] = field(default_factory=dict)
+    shares: dict[tuple[object, ...], Mapping[str, float]] = field(default_factory=dict)
 
 
 Split = Callable[[int, int], int]
@@ -86,6 +103,7 @@ class Trials:
         states: As `expected`, the final states that nothing reads: their relative L2 error counts as an
             output's. () if the metric is another.
         accumulation: Type of the sums of an emulated plan. `ranking_sums`: of those in the ranking.
+        places: Numbers of the samples in `memory`; () without one.
         deadline: By `time.monotonic`; evaluations end early enough for a check of `checked` samples.
         count: Number of whole models that were evaluated.
         tried: The metric of each candidate so far.
@@ -102,6 +120,8 @@ class Trials:
     target: Target = field(default_factory=Target)
     means_of: Context | None = None
     states: Sequence[Mapping[str, Array]] = ()
+    places: Sequence[int] = ()
+    memory: Memory = field(default_factory=Memory)
     deadline: float = math.inf
     checked: int = 0
     count: int = 0
@@ -159,11 +179,27 @@ class Trials:
 
     def _runs(self, plan: Plan) -> list[Mapping[str, Array]]:
         """The emulated outputs of a plan for each sample, with the states."""
-        self.count += 1
-        low = lowered(self.model, plan, self.means_of)
-        shown = with_states(low) if self.states else low
-        with Session(emulation(shown, self.accumulation, tf32=True, backwards=True)) as session:
-            return [session.run(as_declared(low, sample)) for sample in self.samples]
+        kept, runs = self._key(plan), dict[int, Mapping[str, Array]]()
+        for place in self.places:
+            if (known := self.memory.runs.get((*kept, place))) is not None:
+                runs[place] = known
+        places = self.places or range(len(self.samples))
+        missing = [(n, s) for n, s in zip(places, self.samples, strict=True) if n not in runs]
+        if missing:
+            self.count += 1
+            low = lowered(self.model, plan, self.means_of)
+            shown = with_states(low) if self.states else low
+            with Session(emulation(shown, self.accumulation, tf32=True, backwards=True)) as session:
+                runs |= {place: session.run(as_declared(low, sample)) for place, sample in missing}
+        for place in self.places:
+            if sum(array.nbytes for array in runs[place].values()) <= KEPT_BYTES:
+                self.memory.runs[*kept, place] = runs[place]
+        return [runs[place] for place in places]
+
+    def _key(self, plan: Plan) -> tuple[object, ...]:
+        """All that the emulation of a plan depends on beside the model and the sample."""
+        sums = self.accumulation, self.ranking_sums
+        return plan.fp32, plan.bf16, plan.io, *sums, self.means_of is None, bool(self.states)
 
     def _worst(self, values: Sequence[float]) -> float:
         return min(values) if self.metric.least else max(values)
@@ -217,8 +253,12 @@ class Trials:
     @cached_property
     def shares(self) -> dict[str, float]:
         """The squared error of the outputs that each node causes under the rules' plan, by its key."""
-        with self._in_time():
-            return contributions(self.model, self.errors, self.samples[0])
+        key = (*self._key(self.plan), *self.places[:1])
+        if not self.places or key not in self.memory.shares:
+            with self._in_time():
+                self.memory.shares[key] = contributions(self.model, self.errors, self.samples[0])
+        known, squares = self.memory.shares[key], {n: error * error for n, error in self.errors.items()}
+        return {n: known.get(n, own) if own < math.inf else own for n, own in squares.items()}
 
     @cached_property
     def errors(self) -> dict[str, float]:

@@ -33,8 +33,8 @@ MEAN_BITS = 8
 
 BLOCK = 2**20  # weights that are compared at a time: 8 MiB of float64
 
-Refine = Callable[[Array, Array], Array]
-"""Returns the weights to store, from the given ones and these rounded to nearest."""
+Refine = Callable[[Array, Callable[[], Array]], Array]
+"""Returns the weights to store, from the given ones and a function that rounds these to nearest."""
 
 
 def unbiased_weights(graph: GraphView, plan: Plan, context: Context) -> dict[str, Refine]:
@@ -58,7 +58,9 @@ def unbiased_weights(graph: GraphView, plan: Plan, context: Context) -> dict[str
     return refined
 
 
-def _once(shared: Shared, key: tuple[str, int, bytes], refine: Refine, given: Array, nearest: Array) -> Array:
+def _once(
+    shared: Shared, key: tuple[str, int, bytes], refine: Refine, given: Array, nearest: Callable[[], Array]
+) -> Array:
     """The rounded weights of a context, from the first plan that needs them."""
     if key not in shared:
         shared[key] = refine(given, nearest)
@@ -78,7 +80,7 @@ def raised_bounds(graph: GraphView, plan: Plan) -> dict[str, Refine]:
             bound = node.op_type in {"Clip", "Max"} and is_only_divisor(graph, node.output[0])
             (bounds if bound else others).update(node.input)
     raised = (name for name in bounds - others if 0 < (graph.scalar(name) or 0) < FP16_MIN_NORMAL)
-    return dict.fromkeys(raised, lambda _, nearest: np.maximum(nearest, np.float16(FP16_MIN_NORMAL)))
+    return dict.fromkeys(raised, lambda _, nearest: np.maximum(nearest(), np.float16(FP16_MIN_NORMAL)))
 
 
 def _lost(graph: GraphView, node: NodeProto, higher: AbstractSet[str], low: int) -> Array:
@@ -94,9 +96,10 @@ def _lost(graph: GraphView, node: NodeProto, higher: AbstractSet[str], low: int)
 
 
 def _refined(
-    node: NodeProto, mean: Array, variance: float, lost: Array, given: Array, nearest: Array
+    node: NodeProto, mean: Array, variance: float, lost: Array, given: Array, rounded: Callable[[], Array]
 ) -> Array:
     """The weights of a Conv, MatMul or Gemm, rounded by `unbiased`, which has a row for each output."""
+    nearest = rounded()
     if is_transposed(node):
         return unbiased(given, nearest, mean[None], variance, lost)
     if node.op_type != "Conv":
