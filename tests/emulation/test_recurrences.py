@@ -85,6 +85,18 @@ def test_it_is_the_operator_itself(op: str, absent: tuple[str, ...], attributes:
         np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_outputs_may_have_numbers_for_names() -> None:
+    """As older exporters of PyTorch write them: ONNX Runtime takes no two nodes of one name."""
+    for number in range(40):
+        model = recurrent("GRU", "H")
+        node = model.proto.graph.node[0]
+        node.output[0] = model.proto.graph.output[0].name = str(number)
+        model.mark_edited()
+        apart = take_apart(model, {TensorProto.FLOAT})
+        names = [node.name for node in apart.proto.graph.node]
+        assert len({*names}) == len(names)
+
+
 @pytest.mark.parametrize("op", GATES)
 def test_batch_first(op: str) -> None:
     """ONNX Runtime has no kernel for it: the same with axes exchanged."""

@@ -171,7 +171,8 @@ class Recurrence:
                 out = self.emit.add("Concat", parts, axis=int(index == 0))
                 if self.batch_first:
                     out = self.emit.add("Transpose", [out], perm=[1, 0, 2] if index else [2, 0, 1, 3])
-                self.emit.nodes.append(helper.make_node("Identity", [out], [name], name=f"{PREFIX}{name}"))
+                own = next(self.emit.names)
+                self.emit.nodes.append(helper.make_node("Identity", [out], [name], name=own))
 
     def directions(self) -> list[States]:
         backwards = attribute(self.node, "direction", "forward") == "reverse"
