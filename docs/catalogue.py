@@ -1,11 +1,10 @@
-"""Writes the pages that are made from the code, and `pipeline/keywords.py`: `python -m docs.catalogue`.
+"""Writes the pages that are made from the code: `python -m docs.catalogue`.
 
 With `--check` it changes nothing, and fails if one of them is stale.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rewriter.base.errors import SEVERITIES
@@ -14,7 +13,7 @@ from rewriter.jobs.explain import OTHER_RULES
 from rewriter.passes import PURPOSES
 from rewriter.passes.simplify import OPTIMIZERS
 from rewriter.pipeline.catalogue import exactness_text, page, settings, summary
-from rewriter.pipeline.options import COMMANDS, JOBS, KEYS, LocateOptions
+from rewriter.pipeline.options import COMMANDS, KEYS
 from rewriter.pipeline.presets import OTHERWISE, PRESETS
 from rewriter.pipeline.schema import Option, declarations, expected, to_text
 from rewriter.pipeline.text import own_passes
@@ -217,50 +216,11 @@ def _row(key: Option) -> tuple[str, ...]:
     return f"`{key.key}`", expected(key.kind), shown, ", ".join(readers), key.text
 
 
-# -- rewriter/pipeline/keywords.py ------------------------------------------------------------------
-
-HEAD = '''\
-"""Keywords of `rewriter.fix` and others. Generated from `pipeline/options.py`: change that.
-
-`python -m docs.catalogue` writes it.
-"""
-
-from collections.abc import Sequence
-from types import EllipsisType
-from typing import Any, Literal, TypedDict
-
-from rewriter.hazards import Rule
-from rewriter.ir.plan import Plan, Precision
-from rewriter.passes.base import Pass
-from rewriter.pipeline.options import Runner, Tool
-from rewriter.pipeline.schema import AnyPath, Names, Paths, Shapes
-from rewriter.runtime.metrics.tolerances import Tolerance
-'''
-
-
-def keywords() -> str:
-    """The module's text: one TypedDict for each class of options."""
-    jobs = (*JOBS.values(), LocateOptions)
-    kinds = dict.fromkeys(base for job in jobs for base in (*job.__bases__, job))
-    return HEAD + "".join("\n".join(_class(kind)) for kind in kinds)
-
-
-def _class(kind: type) -> Iterator[str]:
-    names = (base.__name__.replace("Options", "Keywords") for base in kind.__bases__ if base is not object)
-    bases = ", ".join(names) or "TypedDict"
-    yield f"\n\nclass {kind.__name__.replace('Options', 'Keywords')}({bases}, total=False):"
-    yield f'    """The fields of `{kind.__name__}`."""\n'
-    types = {field.name: str(field.type).replace("'", '"') for field in fields(kind)}
-    yield from (f"    {name}: {types[name]}" for name in kind.__annotations__)
-    yield ""
-
-
 PAGES: Mapping[Path, Callable[[str], str]] = {
     Path("passes", "README.md"): lambda _: passes(),
     Path("docs", "trt11-migration.md"): lambda _: migration(),
     Path("docs", "findings.md"): lambda _: findings(),
     Path("docs", "configuration.md"): with_keys,
-    Path("rewriter", "pipeline", "keywords.py"): lambda _: keywords(),
 }
 """Files of a checkout; each is made from what it holds now."""
 

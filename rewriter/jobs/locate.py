@@ -3,7 +3,7 @@
 import os
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any
 
 from rewriter.base.errors import UsageError
 from rewriter.base.stopwatch import Progress, silent
@@ -12,7 +12,6 @@ from rewriter.jobs.fix.provenance import VERSION, noted, noted_sums
 from rewriter.jobs.fix.workload import recorded_sums
 from rewriter.jobs.verify import verify
 from rewriter.pipeline.driver import run
-from rewriter.pipeline.keywords import LocateKeywords
 from rewriter.pipeline.options import LocateOptions, VerifyOptions, combined, documented
 from rewriter.runtime.engines.probing import known_target
 from rewriter.runtime.engines.protocol import MeasureSettings
@@ -32,7 +31,7 @@ def locate(
     options: LocateOptions | None = None,
     *,
     progress: Progress | None = None,
-    **keywords: Unpack[LocateKeywords],
+    **keywords: Any,
 ) -> Location:
     """Finds the first tensor at which `other` leaves `original`.
 

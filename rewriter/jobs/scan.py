@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from rewriter import hazards
 from rewriter.base.errors import SEVERITIES, ArithmeticRunError, Severity
@@ -23,7 +23,6 @@ from rewriter.jobs.fix.before import check_before
 from rewriter.jobs.fix.workload import judged_samples, recorded_sums
 from rewriter.passes.base import Context
 from rewriter.pipeline.driver import Driver, inlined
-from rewriter.pipeline.keywords import ScanKeywords
 from rewriter.pipeline.options import ScanOptions, combined, documented
 from rewriter.pipeline.text import parse
 from rewriter.runtime.emulation import emulation, import_float64, reference
@@ -110,7 +109,7 @@ def scan(
     options: ScanOptions | None = None,
     *,
     progress: Progress | None = None,
-    **keywords: Unpack[ScanKeywords],
+    **keywords: Any,
 ) -> ScanResult:
     """Find where a model would go wrong in a lower precision, and in which releases of TensorRT.
 

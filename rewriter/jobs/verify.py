@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any
 
 from rewriter.base.errors import ArithmeticRunError, EngineError, UsageError
 from rewriter.base.stopwatch import Progress, Stopwatch, silent
@@ -29,7 +29,6 @@ from rewriter.jobs.fix.provenance import (
 )
 from rewriter.jobs.fix.workload import recorded_sums
 from rewriter.jobs.search.effort import pays_on_cuda
-from rewriter.pipeline.keywords import VerifyKeywords
 from rewriter.pipeline.options import VerifyOptions, combined, documented
 from rewriter.runtime.emulation import Accumulation, reference
 from rewriter.runtime.engines.measure import measure
@@ -59,7 +58,7 @@ def verify(
     options: VerifyOptions | None = None,
     *,
     progress: Progress | None = None,
-    **keywords: Unpack[VerifyKeywords],
+    **keywords: Any,
 ) -> VerifyResult:
     """Run the fixed model and compare it, output by output, with the original in FP32.
 

@@ -1,9 +1,8 @@
 """Every option of the commands and of the API, declared once.
 
 The fields of these classes are the keywords of `rewriter.fix`, `rewriter.scan` and `rewriter.verify`. From
-them come the commands' options, the keys of files and the environment, docs/configuration.md and the
-keywords that type checkers know (`pipeline/keywords.py`). The first sentence of an entry is its line in
-`--help`.
+them come the commands' options, the keys of files and the environment, and docs/configuration.md. The first
+sentence of an entry is its line in `--help`.
 """
 
 from __future__ import annotations

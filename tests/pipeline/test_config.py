@@ -3,7 +3,6 @@
 import inspect
 import json
 import os
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from rewriter.base.errors import UsageError
 from rewriter.cli import loaded as loaded_command
 from rewriter.ir.model import save
 from rewriter.jobs.fix import api
-from rewriter.pipeline import keywords
 from rewriter.pipeline.config import Configuration, load
 from rewriter.pipeline.options import COMMANDS, JOBS, KEYS, Command, FixOptions, ScanOptions
 from rewriter.pipeline.presets import OTHERWISE
@@ -58,15 +56,6 @@ def quick(*arguments: str | Path) -> tuple[int, str, str]:
 # One declaration
 
 
-KEYWORDS = {"fix": keywords.FixKeywords, "scan": keywords.ScanKeywords, "verify": keywords.VerifyKeywords}
-
-
-@pytest.mark.parametrize("command", JOBS)
-def test_the_keywords_are_the_fields_of_the_options(command: Command) -> None:
-    typed = KEYWORDS[command].__annotations__
-    assert {field.name for field in fields(JOBS[command])} == typed.keys()
-
-
 @pytest.mark.parametrize("command", JOBS)
 def test_the_command_has_every_option_that_is_not_for_python_alone(command: Command) -> None:
     flags = {flag for parameter in loaded_command(command).params for flag in parameter.opts}
@@ -81,7 +70,7 @@ def test_options_may_be_given_as_a_whole_and_replaced_by_keywords(model: Path) -
     assert api.fix(model, options=whole).pipeline == "fuse-softmax"
     assert api.fix(model, options=whole, passes="simplify").pipeline == "simplify"
     with pytest.raises(UsageError, match=r"(?s)`passess`.*`passes`"):
-        api.fix(model, passess="simplify")  # type: ignore[call-arg]
+        api.fix(model, passess="simplify")
 
 
 def test_the_docstring_of_fix_explains_every_option() -> None:

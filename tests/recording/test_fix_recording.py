@@ -45,7 +45,7 @@ def test_fix_keeps_the_slow_state_in_fp32(samples: Path) -> None:
 
 def test_growing_axes_get_the_profile_of_the_calls(samples: Path) -> None:
     result = rewriter.fix(samples / "bytes-1" / "model.onnx", inputs=samples / "bytes-1", build=False)
-    profile = deploy.Build(result, Path("fixed.onnx"), None).profile
+    profile = deploy.Build(result, Path("fixed.onnx")).profile
     assert [profile[key] for key in ("min", "max")] == ["cache:1x0x4", "cache:1x39x4"]
     assert profile["opt"] != profile["max"]
 

@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any
 
 from rewriter.base.errors import UsageError
 from rewriter.base.stopwatch import Progress, silent
@@ -19,7 +19,6 @@ from rewriter.jobs.fix.workload import recorded_sums
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Goal
 from rewriter.passes.base import Pass, Stage
 from rewriter.passes.mixed_precision import MixedPrecision
-from rewriter.pipeline.keywords import FixKeywords
 from rewriter.pipeline.options import FixOptions, combined, documented
 from rewriter.pipeline.presets import DEFAULT_OPSETS, OTHERWISE, Preset, preset_named, select
 from rewriter.runtime.emulation import Accumulation
@@ -37,7 +36,7 @@ def fix(
     options: FixOptions | None = None,
     *,
     progress: Progress | None = None,
-    **keywords: Unpack[FixKeywords],
+    **keywords: Any,
 ) -> FixResult:
     """Make a model accurate in a strongly typed TensorRT engine of reduced precision, and check it.
 
