@@ -1,7 +1,7 @@
 """What tests share: small graphs as text, one pass over them, and runs on ONNX Runtime."""
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import onnx
 import onnx.parser
 import onnxruntime as ort
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from paths import ROOT
 
 from rewriter.ir.model import Array, Model, load
@@ -55,6 +55,24 @@ def weighted(text: str, **shapes: tuple[int, ...]) -> Model:
         numpy_helper.from_array(value * np.float32(0.1), name) for name, value in values
     )
     return load(proto)
+
+
+def model_of(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Mapping[str, Sequence[int | str]],
+    outputs: Iterable[str],
+    weights: Mapping[str, Array],
+    *,
+    opset: int = 17,
+) -> Model:
+    """A model of nodes with FP32 inputs of these shapes, and with initializers; floats are FP32."""
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in inputs.items()]
+    results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+    floats = {n: v.astype(np.float32) if v.dtype.kind == "f" else v for n, v in weights.items()}
+    held = [numpy_helper.from_array(value, name) for name, value in floats.items()]
+    body = helper.make_graph(nodes, "g", ports, results, held)
+    proto = helper.make_model(body, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return load(onnx.shape_inference.infer_shapes(proto, data_prop=True))
 
 
 def random_weights(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:

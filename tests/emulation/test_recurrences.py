@@ -6,10 +6,10 @@ from typing import Any
 import graphs
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from rewriter.ir.graph.casts import TypeRequest, retype
-from rewriter.ir.model import Array, Model, load
+from rewriter.ir.model import Array, Model
 from rewriter.runtime.emulation import emulation
 from rewriter.runtime.emulation.recurrences import kept_whole, take_apart
 from rewriter.runtime.engines.onnxruntime import Session
@@ -33,14 +33,8 @@ def recurrent(op: str, *absent: str, opset: int = 17, steps: int = STEPS, **attr
     outputs = ["y", "yh", "yc"][: 2 + (op == "LSTM")]
     node = helper.make_node(op, ["x", *names], outputs, hidden_size=HIDDEN, **attributes)
     sequence = (BATCH, steps) if attributes.get("layout") else (steps, BATCH)
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (*sequence, INPUTS))],
-        [helper.make_tensor_value_info(o, TensorProto.FLOAT, None) for o in outputs],
-        [numpy_helper.from_array(values[n], n) for n in names if n],
-    )
-    return load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8))
+    held = {name: values[name] for name in names if name}
+    return graphs.model_of([node], {"x": (*sequence, INPUTS)}, outputs, held, opset=opset)
 
 
 def ran(model: Model, x: Array) -> list[Array]:

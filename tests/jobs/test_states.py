@@ -5,10 +5,10 @@ from typing import Any
 import graphs
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 import rewriter
-from rewriter.ir.model import Array, Model, load
+from rewriter.ir.model import Array, Model
 from rewriter.ir.plan.plan_file import from_text, to_text
 
 OPTIONS: dict[str, Any] = {"build": False, "passes": "mixed-precision"}
@@ -18,15 +18,7 @@ def recurrent(op: str, hidden: int, w: Array, r: Array, b: Array, output: int = 
     """One recurrent operator over a sequence of any length; `output` is the one that is read."""
     names = [*([""] * output), "y"]
     node = helper.make_node(op, ["x", "W", "R", "B"], names, hidden_size=hidden)
-    shapes: list[list[str | int]] = [["T", 1, 1, hidden], [1, 1, hidden], [1, 1, hidden]]
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["T", 1, w.shape[2]])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shapes[output])],
-        [numpy_helper.from_array(a.astype("f"), n) for a, n in ((w, "W"), (r, "R"), (b, "B"))],
-    )
-    return load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    return graphs.model_of([node], {"x": ["T", 1, w.shape[2]]}, "y", {"W": w, "R": r, "B": b})
 
 
 def counter(hidden: int = 2) -> Model:

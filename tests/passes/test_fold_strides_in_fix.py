@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import apply, keeps_results, ops, with_constants
+from graphs import apply, keeps_results, model_of, ops, with_constants
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 from paths import MODELS
 
 import rewriter
@@ -34,13 +34,8 @@ def convs(draw: st.DrawFn) -> Model:
         weights["b"] = rng.standard_normal(out)
     node = helper.make_node("Conv", ["x", *weights], ["y"], strides=strides, **padding)
     rows: int | str = batch if draw(st.booleans()) else "N"
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, read, *sizes])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-    held = [numpy_helper.from_array(v.astype(np.float32), n) for n, v in weights.items()]
-    made = helper.make_graph([node], "g", [x], [y], held)
     opset = draw(st.sampled_from([11, 13, 17, 22]))
-    source = helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-    return load(onnx.shape_inference.infer_shapes(source))
+    return model_of([node], {"x": [rows, read, *sizes]}, "y", weights, opset=opset)
 
 
 @given(convs())

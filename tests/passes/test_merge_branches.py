@@ -3,14 +3,13 @@
 from typing import Any
 
 import numpy as np
-import onnx
-from graphs import apply, keeps_results, ops, run
+from graphs import apply, keeps_results, model_of, ops, run
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 from paths import MODELS
 
-from rewriter.ir.model import Model, load
+from rewriter.ir.model import Array, Model, load
 from rewriter.jobs.fix import api
 from rewriter.passes.merge_branches import MergeBranches
 
@@ -27,7 +26,7 @@ def blocks(draw: st.DrawFn) -> tuple[Model, bool]:
     least = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
     pads = [least[a % axes] + draw(st.integers(0, 2)) for a in range(2 * axes)]
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    nodes, held, terms = [], [], []
+    nodes, held, terms = [], dict[str, Array](), []
     for index in range(draw(st.integers(2, 4))):
         size, begin, end = kernel, pads[:axes], pads[axes:]
         if index:  # a part of the window, and of its padding
@@ -41,14 +40,9 @@ def blocks(draw: st.DrawFn) -> tuple[Model, bool]:
         values = {f"w{index}": rng.standard_normal((out, read // group, *size))}
         if draw(st.booleans()):
             values[f"b{index}"] = rng.standard_normal(out)
-        held += [numpy_helper.from_array(v.astype(np.float32), n) for n, v in values.items()]
-        layout: dict[str, Any] = {
-            "strides": strides,
-            "dilations": dilations,
-            "pads": begin + end,
-            "group": group,
-        }
-        nodes.append(helper.make_node("Conv", ["x", *values], [f"c{index}"], **layout))
+        held |= values
+        layout: dict[str, Any] = {"strides": strides, "dilations": dilations, "group": group}
+        nodes.append(helper.make_node("Conv", ["x", *values], [f"c{index}"], pads=begin + end, **layout))
         terms.append(f"c{index}")
     order = draw(st.permutations(terms)) if draw(st.booleans()) else terms
     if inside and order == terms and draw(st.booleans()):
@@ -59,12 +53,8 @@ def blocks(draw: st.DrawFn) -> tuple[Model, bool]:
     else:
         nodes.append(helper.make_node("Sum", order, ["y"]))
     sizes = [draw(st.integers(1, 6)) for _ in range(axes)]
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [draw(st.integers(1, 2)), read, *sizes])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-    made = helper.make_graph(nodes, "g", [x], [y], held)
     opset = draw(st.sampled_from([11, 13, 17, 18, 21, 22]))
-    source = helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-    return load(onnx.shape_inference.infer_shapes(source)), inside
+    return model_of(nodes, {"x": [draw(st.integers(1, 2)), read, *sizes]}, "y", held, opset=opset), inside
 
 
 @given(blocks())

@@ -3,10 +3,10 @@
 import numpy as np
 import onnx
 import pytest
-from graphs import apply, ops, random_feeds, run, with_constants
+from graphs import apply, model_of, ops, random_feeds, run, with_constants
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 from paths import MODELS
 
 from rewriter.ir.model import Array, Model, load
@@ -45,10 +45,10 @@ def projections(draw: st.DrawFn) -> Model:
     depth = draw(st.integers(1, 40))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     rows = draw(st.integers(1, 5))
-    nodes, weights, outputs = [], [], []
+    nodes, weights, outputs = [], dict[str, Array](), []
 
     def constant(name: str, *shape: int) -> str:
-        weights.append(numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name))
+        weights[name] = rng.standard_normal(shape)
         return name
 
     for i in range(draw(st.integers(2, 5))):
@@ -62,11 +62,8 @@ def projections(draw: st.DrawFn) -> Model:
         nodes.append(node)
         if bias is not None:
             nodes.append(helper.make_node("Add", [product, constant(f"b{i}", *bias)], [f"y{i}"]))
-        outputs.append(helper.make_tensor_value_info(f"y{i}", TensorProto.FLOAT, [rows, columns]))
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, depth])
-    opset = draw(st.sampled_from([13, 18]))
-    made = helper.make_graph(nodes, "g", [x], outputs, weights)
-    return load(helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=8))
+        outputs.append(f"y{i}")
+    return model_of(nodes, {"x": [rows, depth]}, outputs, weights, opset=draw(st.sampled_from([13, 18])))
 
 
 @given(projections())
@@ -83,7 +80,7 @@ def attentions(draw: st.DrawFn) -> tuple[Model, dict[str, Array]]:
     batch, length, size = (draw(st.integers(1, 3)) for _ in range(3))
     named = draw(st.booleans())
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    nodes, held, outputs = [], [], []
+    nodes, held, outputs = [], dict[str, Array](), []
     for i in range(draw(st.integers(2, 4))):
         heads = draw(st.integers(1, 4))
         target = draw(
@@ -92,17 +89,14 @@ def attentions(draw: st.DrawFn) -> tuple[Model, dict[str, Array]]:
             )
         )
         target = [*target, -1 if -1 not in target and draw(st.booleans()) else heads, size]
-        held.append(
-            numpy_helper.from_array(rng.standard_normal((5, heads * size)).astype(np.float32), f"w{i}")
-        )
-        held.append(numpy_helper.from_array(np.asarray(target, np.int64), f"t{i}"))
+        held |= {f"w{i}": rng.standard_normal((5, heads * size)), f"t{i}": np.asarray(target, np.int64)}
         nodes.append(helper.make_node("MatMul", ["x", f"w{i}"], [f"m{i}"]))
         nodes.append(helper.make_node("Reshape", [f"m{i}", f"t{i}"], [f"y{i}"]))
-        outputs.append(helper.make_tensor_value_info(f"y{i}", 1, [None] * 4))
-    x = helper.make_tensor_value_info("x", 1, ["b", "l", 5] if named else [batch, length, 5])
-    made = helper.make_graph(nodes, "g", [x], outputs, held)
-    source = load(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
-    return source, {"x": rng.standard_normal((batch, length, 5)).astype(np.float32)}
+        outputs.append(f"y{i}")
+    shape: list[int | str] = ["b", "l", 5] if named else [batch, length, 5]
+    return model_of(nodes, {"x": shape}, outputs, held), {
+        "x": rng.standard_normal((batch, length, 5)).astype(np.float32)
+    }
 
 
 @given(attentions())

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import apply, keeps_results
+from graphs import apply, keeps_results, model_of
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
-from rewriter.ir.model import Array, Model, load
+from rewriter.ir.model import Array, Model
 from rewriter.passes.base import Pass
 from rewriter.passes.merge_conv_groups import MergeConvGroups
 from rewriter.passes.pad_channels import PadChannels
@@ -150,13 +150,8 @@ class Network:
         channels, size = self.tensors["x"]
         sizes = size if self.known else [f"s{at}" for at in range(len(size))]
         shape: list[int | str] = [self.random.choice([1, 3, 5]) if self.known else "N", channels, *sizes]
-        x = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
-        y = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
-        held = [numpy_helper.from_array(value, name) for name, value in self.weights.items()]
-        opset = helper.make_opsetid("", self.random.choice([13, 17, 18, 21]))
-        graph = helper.make_graph(self.nodes, "g", [x], y, held)
-        proto = helper.make_model(graph, opset_imports=[opset], ir_version=8)
-        return load(onnx.shape_inference.infer_shapes(proto, data_prop=True))
+        opset = self.random.choice([13, 17, 18, 21])
+        return model_of(self.nodes, {"x": shape}, outputs, self.weights, opset=opset)
 
 
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)

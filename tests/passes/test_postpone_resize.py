@@ -1,17 +1,18 @@
 """postpone-resize: Convs that move before the Resize, and results that stay."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from graphs import apply, keeps_results, ops, weighted
+from graphs import apply, keeps_results, model_of, ops, weighted
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
-from rewriter.ir.model import Model, load
+from rewriter.ir.model import Array, Model, load
 from rewriter.passes.postpone_resize import PostponeResize
 
 MODES: list[dict[str, Any]] = [
@@ -52,7 +53,8 @@ def heads(draw: st.DrawFn) -> Model:
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     out, levels = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     rows: int | str = batch if draw(st.booleans()) else "N"
-    nodes, held, ports, joined, depth = [], [], [], [], 0
+    nodes, held, joined, depth = [], dict[str, Array](), [], 0
+    ports = dict[str, Sequence[int | str]]()
     for level in range(levels):
         read = draw(st.integers(1, 6))
         depth += read
@@ -60,32 +62,26 @@ def heads(draw: st.DrawFn) -> Model:
         small = tuple(draw(st.integers(2, s)) for s in size) if by_sizes and enlarged else size
         if enlarged and not by_sizes:  # powers of two: onnx and ONNX Runtime round other scales differently
             small = tuple(s // k if s % k == 0 else s for s, k in zip(size, (2, 4), strict=True))
-        ports.append(helper.make_tensor_value_info(f"x{level}", TensorProto.FLOAT, [rows, read, *small]))
+        ports[f"x{level}"] = [rows, read, *small]
         joined.append(f"r{level}" if enlarged else f"x{level}")
         if not enlarged:
             continue
         if by_sizes:
-            value, inputs = np.asarray([batch, read, *size], np.int64), ["", "", f"s{level}"]
+            held[f"s{level}"], inputs = np.asarray([batch, read, *size], np.int64), ["", "", f"s{level}"]
         else:
             scales = [s / t for s, t in zip(size, small, strict=True)]
-            value, inputs = np.asarray([1, 1, *scales], np.float32), ["", f"s{level}"]
-        held.append(numpy_helper.from_array(value, f"s{level}"))
+            held[f"s{level}"], inputs = np.asarray([1, 1, *scales]), ["", f"s{level}"]
         mode = draw(st.sampled_from(MODES))
         nodes.append(helper.make_node("Resize", [f"x{level}", *inputs], [f"r{level}"], **mode))
     source = joined[0]
     if levels > 1:
         source = "j"
         nodes.append(helper.make_node("Concat", joined, [source], axis=1))
-    constants = {"w": rng.standard_normal((out, depth, 1, 1)), "b": rng.standard_normal(out)}
-    inputs = [source, "w", "b"] if draw(st.booleans()) else [source, "w"]
-    held += [numpy_helper.from_array(v.astype(np.float32), n) for n, v in constants.items() if n in inputs]
-    nodes.append(helper.make_node("Conv", inputs, ["y"]))
-    made = helper.make_graph(
-        nodes, "g", ports, [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)], held
-    )
-    opset = draw(st.sampled_from([13, 17, 18, 21]))
-    whole = helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-    return load(onnx.shape_inference.infer_shapes(whole))
+    constants: dict[str, Array] = {"w": rng.standard_normal((out, depth, 1, 1))}
+    if draw(st.booleans()):
+        constants["b"] = rng.standard_normal(out)
+    nodes.append(helper.make_node("Conv", [source, *constants], ["y"]))
+    return model_of(nodes, ports, "y", held | constants, opset=draw(st.sampled_from([13, 17, 18, 21])))
 
 
 def _multiplications(source: Model) -> int:

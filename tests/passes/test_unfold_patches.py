@@ -1,16 +1,15 @@
 """unfold-patches: Convs that become products, Convs that stay, equal results and layouts."""
 
 import numpy as np
-import onnx
 import pytest
-from graphs import apply, keeps_results, ops, with_constants
+from graphs import apply, keeps_results, model_of, ops, with_constants
 from hypothesis import given
 from hypothesis import strategies as st
 from nightly import some
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from paths import MODELS
 
-from rewriter.ir.model import Model, load
+from rewriter.ir.model import Array, Model, load
 from rewriter.jobs.fix import api
 from rewriter.passes.unfold_patches import UnfoldPatches
 from rewriter.pipeline.presets import DEFAULT_PRESET, PRESETS
@@ -52,33 +51,29 @@ def convs(draw: st.DrawFn) -> tuple[Model, bool]:
     over = [draw(st.sampled_from([0, 0, 0, 1])) % k for k in kernel]
     read, out, batch = draw(st.integers(1, 5)), draw(st.integers(1, 6)), draw(st.integers(1, 3))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    constants = {"w": rng.standard_normal((out, read, *kernel)), "b": rng.standard_normal(out)}
-    inputs = ["x", "w", "b"] if draw(st.booleans()) else ["x", "w"]
+    held: dict[str, Array] = {"w": rng.standard_normal((out, read, *kernel))}
+    if draw(st.booleans()):
+        held["b"] = rng.standard_normal(out)
     behind = draw(st.sampled_from(["nothing", "last", "flat", "turned"]))
-    nodes = [helper.make_node("Conv", inputs, ["y" if behind == "nothing" else "c"], strides=kernel)]
+    nodes = [helper.make_node("Conv", ["x", *held], ["y" if behind == "nothing" else "c"], strides=kernel)]
     axes = list(range(len(kernel) + 2))
-    held = [numpy_helper.from_array(v.astype(np.float32), n) for n, v in constants.items() if n in inputs]
     if behind == "last":
         nodes.append(helper.make_node("Transpose", ["c"], ["y"], perm=[0, *axes[2:], 1]))
     elif behind == "turned":
         nodes.append(helper.make_node("Transpose", ["c"], ["y"], perm=axes[::-1]))
     elif behind == "flat":
-        held.append(numpy_helper.from_array(np.asarray([0, out, -1]), "shape"))
+        held["shape"] = np.asarray([0, out, -1])
         nodes.append(helper.make_node("Reshape", ["c", "shape"], ["f"]))
         nodes.append(helper.make_node("Transpose", ["f"], ["y"], perm=[0, 2, 1]))
     sizes = [c * k + o for c, k, o in zip(counts, kernel, over, strict=True)]
     rows: int | str = batch if draw(st.booleans()) else "N"
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, read, *sizes])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-    made = helper.make_graph(nodes, "g", [x], [y], held)
     opset = draw(st.sampled_from([11, 13, 17, 18, 21, 23]))
-    source = helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-    return load(onnx.shape_inference.infer_shapes(source)), not any(over)
+    return model_of(nodes, {"x": [rows, read, *sizes]}, "y", held, opset=opset), not any(over)
 
 
 @given(convs())
-def test_any_conv_of_patches_keeps_its_results(made: tuple[Model, bool]) -> None:
-    before, divides = made
+def test_any_conv_of_patches_keeps_its_results(drawn: tuple[Model, bool]) -> None:
+    before, divides = drawn
     after, report = apply(UnfoldPatches(channels=0), before)
     if not divides:
         assert after is before
