@@ -28,6 +28,7 @@ from onnx import numpy_helper
 from paths import ROOT
 from worker_pool import Crash, over
 
+from rewriter.base import sandbox
 from rewriter.base.errors import PassError, RewriterError
 from rewriter.jobs.fix.api import fix
 from rewriter.jobs.scan import scan
@@ -272,6 +273,7 @@ def trial(case: Case, number: int, folder: Path) -> Outcome:
 def tried(work: tuple[int, int]) -> Outcome:
     """Tries the case of a seed and a number; in a child, whose addresses are limited."""
     seed, number = work
+    sandbox.inside = False  # crashes of native code are errors that users meet, too
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_BYTES, ADDRESS_BYTES))
     with tempfile.TemporaryDirectory(prefix="corruption-", ignore_cleanup_errors=True) as folder:
         return trial(corrupted(originals(), seed, number), number, Path(folder))
