@@ -192,9 +192,9 @@ def _epsilon(analysis: GraphAnalysis, node: NodeProto) -> tuple[float, str] | No
 
 def _guarded(analysis: GraphAnalysis, tensor: str) -> list[NodeProto]:
     """The nodes from an epsilon to the division, root or logarithm that it protects."""
-    through = VIEWS | {"Sqrt", "Pow"}
-    path = analysis.downstream(tensor, lambda n: n.op_type in through)
+    between = VIEWS | {"Sqrt", "Pow", "Min"}  # a Clip is a Max, which writes the epsilon, and a Min
+    path = analysis.downstream(tensor, lambda n: n.op_type in between)
     steep = [(node, steep_operand(analysis, node) == name) for name, node in path]
     if not any(is_steep for _, is_steep in steep):
         return []
-    return [node for node, is_steep in steep if is_steep or node.op_type in through]
+    return [node for node, is_steep in steep if is_steep or node.op_type in between]

@@ -43,6 +43,17 @@ def kinds(result: ScanResult, severity: str) -> set[str]:
     return {f.kind for f in result.findings if f.severity == severity}
 
 
+def test_an_epsilon_that_no_output_shows_is_no_error() -> None:
+    """Log reads 0 in FP16, and the floor of a log spectrogram hides its -inf."""
+    floored = graph(
+        "g (float[1,8] x) => (float[1,8] y) <float e = {1e-10}, float floor = {-5.0}> "
+        "{ d = Max(x, e) l = Log(d) y = Max(l, floor) }"
+    )
+    result = rewriter.scan(floored.whole(), inputs={"x": np.arange(8, dtype=np.float32)[None]})
+    assert result.plain is not None and result.plain.passed
+    assert "epsilon" in kinds(result, "warning") and not kinds(result, "error")
+
+
 class TestCases:
     @pytest.mark.parametrize("name", small(CASES))
     def test_errors_stand_where_naive_fp16_fails_and_nowhere_else(self, name: str) -> None:
