@@ -10,7 +10,7 @@ TYPE_CHECKING = False  # `typing` takes longer to load than all that Ctrl-C is n
 if TYPE_CHECKING:
     from rewriter import hazards, passes
     from rewriter.base.errors import RewriterError
-    from rewriter.input_comparison.explain import InputComparison
+    from rewriter.input_comparison.job import InputComparison
     from rewriter.ir.model import Model, load, save
     from rewriter.ir.plan import Plan
     from rewriter.jobs.api import compare_inputs, emulate, fix, locate, probe, run_passes, scan, verify
@@ -40,7 +40,7 @@ _HOMES = {
     "verification.locate": "Location",
     "verification.verdict": "Verdict",
     "verification.verify_result": "VerifyResult",
-    "input_comparison.explain": "InputComparison",
+    "input_comparison.job": "InputComparison",
     "pipeline.options": "FixOptions ScanOptions VerifyOptions",
     "target.answers": "Answers",
 }

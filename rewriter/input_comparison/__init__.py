@@ -1,4 +1,4 @@
 """Finds the differences between two preprocessing pipelines, from their results on the same data.
 
-Layout, order of channels and scale are found together (`relation`), the resize with the photograph.
+`images` relates two images: layout, order of channels and scale together. `job` puts differences into words.
 """

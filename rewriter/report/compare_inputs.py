@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from rewriter.base.text import count
-from rewriter.input_comparison.explain import ArrayComparison, InputComparison
+from rewriter.input_comparison.job import ArrayComparison, InputComparison
 from rewriter.report.json import document
 from rewriter.report.terminal import Row, listed, print_report
 

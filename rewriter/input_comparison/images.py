@@ -229,16 +229,13 @@ def whole(images: Array) -> Window:
     return slice(0, images.shape[-2]), slice(0, images.shape[-1])
 
 
-def extent(window: Window) -> tuple[int, int]:
-    return window[0].stop - window[0].start, window[1].stop - window[1].start
-
-
 def common(ours: Array, theirs: Array) -> Window:
     """The window in which both have content; all of both if there is none."""
     (high, wide), (other_high, other_wide) = content(ours), content(theirs)
     rows = slice(max(high.start, other_high.start), min(high.stop, other_high.stop))
     columns = slice(max(wide.start, other_wide.start), min(wide.stop, other_wide.stop))
-    return (rows, columns) if min(extent((rows, columns))) > 0 else whole(ours)
+    both = rows.start < rows.stop and columns.start < columns.stop
+    return (rows, columns) if both else whole(ours)
 
 
 def standard(rows: Array) -> Array:
