@@ -16,7 +16,7 @@ from rewriter.base.errors import EngineError, NativeError
 from rewriter.base.text import figure
 from rewriter.ir.graph import is_op
 from rewriter.ir.graph.ops import NORMS
-from rewriter.ir.model import Array, Model, walk_graphs
+from rewriter.ir.model import Model, walk_graphs
 from rewriter.ir.model.schemas import logical_name
 from rewriter.runtime.engines.build import (
     NORM_IN_FP16,
@@ -26,10 +26,9 @@ from rewriter.runtime.engines.build import (
     build,
     warnings_for_users,
 )
-from rewriter.runtime.engines.tensor_files import Shape, Span, values_of
 from rewriter.target import Target, numbers
 from rewriter.target.operators import RefusedNode, refused_in_model
-from rewriter.verification.verdict import ORIGINAL, Check, log_lines
+from rewriter.verification.verdict import Check, log_lines
 
 NORMALIZATIONS = NORMS - {"RMSNormalization", "SimplifiedLayerNormalization"}
 """Operators that become one NORMALIZATION layer each (docs/engines.md#what-releases-do)."""
@@ -143,19 +142,6 @@ def check_build(path: Path, expected: BuildExpectation, options: BuildOptions, t
     return replace(check, seconds=time.perf_counter() - start)
 
 
-def check_original_build(
-    path: Path, expected: BuildExpectation, options: BuildOptions, timeout_s: float
-) -> Check:
-    """Checks that the user's own file gives an engine.
-
-    Returns:
-        A check `ORIGINAL`, whose details are the library's reasons; `passed` is None as in `check_build`.
-    """
-
-    any_network = replace(expected, layer_normalizations=0, tensor_types={})
-    return replace(check_build(path, any_network, options, timeout_s), name=ORIGINAL)
-
-
 def check_operators(expected: BuildExpectation) -> Check | None:
     """A failed check of the nodes that the target refuses by the table; None if it refuses none."""
     refusals = [_Refusal.of(row) for row in expected.refused(expected.target)]
@@ -165,39 +151,6 @@ def check_operators(expected: BuildExpectation) -> Check | None:
     details = (*(refusal.sentence for refusal in refusals[:LISTED]), *_advice(fields["advice"]))
     summary = f"{expected.target} refuses the model, by the table of its operators"
     return Check("build", False, summary, details=details, built=False, **fields)
-
-
-def build_options(
-    sample: Mapping[str, Array],
-    spans: Mapping[str, Span],
-    *,
-    plugins: Sequence[Path] = (),
-    engine: Path | None = None,
-    library: str | None = None,
-    gpus: Sequence[str] = (),
-) -> BuildOptions:
-    """Returns the options of a build for one sample's shapes, and its values of inputs that are shapes.
-
-    Args:
-        spans: Smallest, usual and largest shape of inputs, known from several samples.
-        plugins: Shared libraries with plugins.
-        engine: File for the engine; None: it is not kept.
-        library, gpus: As in `BuildOptions`.
-    """
-    shapes = {name: (array.shape,) * 3 for name, array in sample.items()} | dict(spans)
-    return BuildOptions(
-        shapes={name: tuple(map(_plain, span)) for name, span in shapes.items()},  # type: ignore[misc]
-        values=values_of([sample]),
-        plugins=plugins,
-        engine=engine,
-        library=library,
-        gpus=gpus,
-        timing_cache=True,
-    )
-
-
-def _plain(shape: Iterable[int]) -> Shape:
-    return tuple(int(axis) for axis in shape)  # NumPy's integers become Python's
 
 
 def _advice(hint: str | None) -> tuple[str, ...]:

@@ -13,14 +13,8 @@ from paths import MODELS
 
 from rewriter.ir.model import Array, Model, load, save
 from rewriter.runtime.engines.build import BuildOptions, portable_capability, warnings_for_users
-from rewriter.runtime.engines.tensor_files import Span
-from rewriter.verification.build_check import (
-    BuildExpectation,
-    build_options,
-    check_build,
-    check_original_build,
-    expectation,
-)
+from rewriter.runtime.engines.tensor_files import Span, values_of
+from rewriter.verification.build_check import BuildExpectation, check_build, expectation
 from rewriter.verification.verdict import Check
 
 NORM = """
@@ -46,8 +40,9 @@ DECOMPOSED = """
 def checked(
     source: Model, folder: Path, sample: dict[str, Array] | None = None, spans: dict[str, Span] | None = None
 ) -> Check:
-    path, options = save(source, folder / "model.onnx"), build_options(sample or {}, spans or {})
-    return check_build(path, expectation(source), options, timeout_s=120)
+    shapes = {name: (array.shape,) * 3 for name, array in (sample or {}).items()} | (spans or {})
+    options = BuildOptions(shapes, values_of([sample or {}]))
+    return check_build(save(source, folder / "model.onnx"), expectation(source), options, timeout_s=120)
 
 
 def details(check: Check) -> str:
@@ -277,8 +272,8 @@ def test_types_of_some_gpus_are_built_for_a_gpu_that_has_them(
     kind: int, opset: int, gpus: tuple[str, ...], built: bool, tmp_path: Path
 ) -> None:
     path = save(quantized(kind, opset), tmp_path / "model.onnx")
-    options = build_options({}, {}, library="tensorrt_rtx", gpus=gpus)
-    check = check_original_build(path, expectation(load(path)), options, timeout_s=120)
+    options = BuildOptions(library="tensorrt_rtx", gpus=gpus)
+    check = check_build(path, BuildExpectation(), options, timeout_s=120)
     assert check.built is built, check.details
     assert built or "`target`" in check.advice
 
