@@ -1,6 +1,7 @@
 """keep-epilogues: a view keeps the operators after a matrix product in the product's kernel."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -8,9 +9,9 @@ from onnx import NodeProto
 
 from rewriter.ir.graph import GraphEditor, attribute, display_name
 from rewriter.ir.graph.match import walk_down
-from rewriter.ir.graph.ops import ELEMENTWISE, ROW_NORMS
+from rewriter.ir.graph.ops import ELEMENTWISE, PRODUCTS, ROW_NORMS
 from rewriter.passes.base import Change, Context, Event, GraphPass, Refusal, Requires
-from rewriter.target.fusion import after_convs_of_series, after_products
+from rewriter.target.fusion import kernel_results
 
 MOST_AXES = 8  # TensorRT's Dims::MAX_DIMS
 
@@ -60,8 +61,8 @@ class KeepEpilogues(GraphPass):
          }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
-        series = after_convs_of_series(graph)
-        epilogues = after_products(graph) if self.of == "products" else frozenset[str]()
+        series = _elementwise_from(graph, lambda n: n.op_type == "Conv" and graph.rank(n.input[0]) == 3)
+        epilogues = _elementwise_from(graph, lambda n: self.of == "products" and _has_weight(graph, n))
         for node in graph.nodes:
             moved = node.op_type == "Transpose" and node.input[0] in series and _begins_stream(graph, node)
             if moved or (node.op_type in ROW_NORMS | {"Transpose"} and node.input[0] in epilogues):
@@ -75,6 +76,15 @@ class KeepEpilogues(GraphPass):
                 else:
                     axis = attribute(node, "axis", -1)
                     yield _lift(graph, node, axis=axis + 1 if axis >= 0 else axis)
+
+
+def _elementwise_from(graph: GraphEditor, begins: Callable[[NodeProto], bool]) -> AbstractSet[str]:
+    """The results of nodes, and what is computed elementwise from them."""
+    return kernel_results(graph.nodes, begins, lambda node: node.op_type in ELEMENTWISE | {"Cast"}).keys()
+
+
+def _has_weight(graph: GraphEditor, node: NodeProto) -> bool:
+    return node.op_type in PRODUCTS and any(graph.constant(name) is not None for name in node.input[:2])
 
 
 def _begins_stream(graph: GraphEditor, node: NodeProto) -> bool:

@@ -1,7 +1,7 @@
 """Answers of probes, as they are recorded in the package with their source."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -15,8 +15,6 @@ from rewriter.target.probes import UNKNOWN, Answer
 RECORDED = Path(str(files("rewriter.target"))) / "recorded"
 """Files of `rewriter probe --json`, one for each GPU and release."""
 
-SCHEMA_VERSION = 1  # rises when a field changes its meaning or goes away; a new field leaves it
-
 
 @dataclass(frozen=True, repr=False)
 class Answers(Summary):
@@ -28,6 +26,8 @@ class Answers(Summary):
         recorded: True if they come from the package, not from this machine.
     """
 
+    # rises when a field changes its meaning or goes away; a new field leaves it
+    schema_version: Literal[1] = field(default=1, kw_only=True)
     library: str
     version: str
     gpu: str
@@ -74,17 +74,12 @@ def recorded() -> tuple[Answers, ...]:
 
 def plain_fields(answers: Answers) -> dict[str, Any]:
     """The answers as they are written; a file in `RECORDED` has the same form."""
-    plain = {"schema_version": SCHEMA_VERSION, **asdict(answers)}
+    plain = asdict(answers)
     del plain["recorded"]
     return plain
 
 
-@dataclass(frozen=True, repr=False)
-class AnswersFile(Answers):
-    schema_version: Literal[1] = field(kw_only=True)
-
-
 def read(path: Path) -> Answers:
     """Raises UsageError for a file that is broken or of another version."""
-    content = read_json(path, AnswersFile, "measure them again with `rewriter probe --ask`")
-    return Answers(**{item.name: getattr(content, item.name) for item in fields(Answers)})
+    answers: Answers = read_json(path, Answers, "measure them again with `rewriter probe --ask`")
+    return answers

@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.ir.graph import GraphView, attribute, is_op
+from rewriter.ir.graph import attribute, is_op
 from rewriter.ir.graph.ops import CONVOLUTIONS, ELEMENTWISE, LAYOUTS, PRODUCTS, ROW_NORMS
 
 Test = Callable[[NodeProto], bool]
@@ -85,23 +85,6 @@ def kernel_results(
         elif needed is not None and belongs(node):
             kernels.update(dict.fromkeys(filter(None, node.output), needed))
     return kernels
-
-
-def after_products(graph: GraphView) -> AbstractSet[str]:
-    """The results of matrix products by constants, and what is computed elementwise from them."""
-    return _elementwise_from(
-        graph, lambda n: n.op_type in PRODUCTS and any(graph.constant(t) is not None for t in n.input[:2])
-    )
-
-
-def after_convs_of_series(graph: GraphView) -> AbstractSet[str]:
-    """The results of Convs over one axis, and what is computed elementwise from them."""
-    return _elementwise_from(graph, lambda n: n.op_type == "Conv" and graph.rank(n.input[0]) == 3)
-
-
-def _elementwise_from(graph: GraphView, begins: Test) -> AbstractSet[str]:
-    inside = ELEMENTWISE | {"Cast"}
-    return kernel_results(graph.nodes, begins, lambda node: node.op_type in inside).keys()
 
 
 class Dataflow(Protocol):

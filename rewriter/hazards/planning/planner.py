@@ -61,19 +61,13 @@ def extend_plan(
         hazards: dict[int, Hazard] = {}
         for node in analysis.nodes:
             key = node_key(analysis.scope, node)
-            old = by_key.get(key)
-            if old is not None:
-                hazards[id(node)] = Hazard(
-                    node, old.rule, old.reason, old.tensor, old.range, norm=old.norm, about=old.about
-                )
-            elif key in extra:
-                hazards[id(node)] = Hazard(node, SEARCHED, extra[key])
+            if key in by_key or key in extra:
+                hazards[id(node)] = Hazard(node, SEARCHED, extra.get(key, ""))
         keep_adjacent(analysis, hazards)
         absorb(analysis, hazards)
         reach_outputs(analysis, hazards)
         decisions += _decisions(analysis, hazards)
-    repaired = (replace(d, repair=by_key[d.key].repair) if d.key in by_key else d for d in decisions)
-    return replace(plan, decisions=tuple(repaired))
+    return replace(plan, decisions=tuple(by_key.get(d.key, d) for d in decisions))
 
 
 def unscaled_overflows(plan: Plan, ranges: RangesByTensor) -> dict[tuple[int, str], Range]:
