@@ -22,12 +22,12 @@ import rewriter
 from rewriter.ir.model import Array, Model
 from rewriter.passes.base import Context, Stage
 from rewriter.passes.mixed_precision import MixedPrecision
-from rewriter.pipeline import onnx_text
 from rewriter.pipeline.driver import Driver
 from rewriter.pipeline.presets import DEFAULT_PRESET, PRESETS, with_epilogues
 from rewriter.pipeline.text import parse
 from rewriter.runtime.engines.tensorrt_library import import_tensorrt
 from rewriter.target import Target
+from tests import onnx_text
 
 ROOT = Path(__file__).resolve().parent.parent
 Shape = tuple[int, ...]

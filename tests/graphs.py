@@ -10,10 +10,11 @@ import onnx.parser
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx_text import with_header
 from paths import ROOT
 
 from rewriter.ir.model import Array, Model, load
-from rewriter.passes.base import Context, Pass, with_header
+from rewriter.passes.base import Context, Pass
 from rewriter.pipeline.driver import Driver, PassResult
 from rewriter.runtime.engines.onnxruntime_library import keep_captured_casts
 

@@ -85,24 +85,6 @@ def _show_pass(
     echo(*page(find(name, where="passes show")).rstrip().split("\n"))
 
 
-@passes.command("run", cls=Command)
-def _run_passes(
-    pipeline: Annotated[str, typer.Argument(help="A pass, or several: `simplify,fuse-softmax`.")],
-    graph: Annotated[Path, typer.Argument(help="A graph in the syntax of onnx.parser, or a model.")],
-) -> None:
-    """Print what passes remove from a graph (-) and add to it (+), and what they decline.
-
-    That is a whole report of a bug: GRAPH may be such a text, too.
-    """
-    from rewriter.ir.model import load
-    from rewriter.pipeline import onnx_text
-    from rewriter.pipeline.driver import run
-
-    before = load(graph if graph.suffix == ".onnx" else onnx_text.read(graph))
-    result = run(before, pipeline)
-    echo(*onnx_text.outcome(before, result.model, result.passes))
-
-
 @presets.command("show", cls=Command)
 def _show_preset(
     name: Annotated[

@@ -1,7 +1,5 @@
 """Defines a pass: a frozen dataclass whose fields are its options, and the events that it reports."""
 
-import re
-import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -116,19 +114,6 @@ class Context:
     kept: NodePatterns = field(default_factory=NodePatterns)  # in FP32, by option or in a plan
     sample: Mapping[str, Array] = field(default_factory=dict)  # its shapes are dynamic sizes
     rounded: Shared | None = None  # weights rounded by means, which plans share; None: each its own
-
-
-def with_header(example: str) -> str:
-    """Returns an example as a whole model for onnx.parser: one without a header is of opset 17."""
-    text = textwrap.dedent(example).strip()
-    return text if text.startswith("<") else f'<ir_version: 8, opset_import: ["" : 17]>\n{text}'
-
-
-def sides(example: str) -> tuple[str, str]:
-    """The graph of an example before its pass, and after it."""
-    text = textwrap.dedent(example)
-    before, after = (re.sub(rf"^{other}.*\n?|^[-+ ]", "", text, flags=re.MULTILINE) for other in (r"\+", "-"))
-    return before, after
 
 
 @dataclass(frozen=True)

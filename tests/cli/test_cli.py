@@ -312,7 +312,6 @@ FINGERS = [
     pytest.param("fix {} --engine openvino", "choose from auto, tensorrt, tensorrt-rtx", id="engine"),
     pytest.param("fix .", "rewriter batch . -o FOLDER", id="a folder"),
     pytest.param("fixx {}", "'fix'", id="no command"),
-    pytest.param("passes run simplify nope.txt", "nope.txt: it cannot be read as text: No such", id="file"),
 ]
 
 

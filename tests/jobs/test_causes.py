@@ -7,13 +7,14 @@ import onnx
 import pytest
 from graphs import graph
 from onnx import helper, numpy_helper
+from onnx_text import with_header
 
 import rewriter
 from rewriter.ir.model import Model, load
 from rewriter.ir.plan import Decision, Evidence, NormHazard, Plan, Range
 from rewriter.jobs.fix.before import check_before
 from rewriter.jobs.fix.causes import causes
-from rewriter.passes.base import Clamped, with_header
+from rewriter.passes.base import Clamped
 from rewriter.pipeline.driver import PassResult
 from rewriter.runtime.metrics.outputs import OutputComparison
 from rewriter.verification.expected import expected_outputs

@@ -6,11 +6,11 @@ import graphs
 import numpy as np
 import onnx
 import pytest
+from onnx_text import with_header
 
 import rewriter
 from rewriter.ir.model import Model, load
 from rewriter.ir.model.split import split_at_plugins
-from rewriter.passes.base import with_header
 from rewriter.verification.verdict import PLUGINS
 
 DETECTOR = """

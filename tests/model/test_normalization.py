@@ -7,12 +7,12 @@ import onnx
 import onnx.parser
 import pytest
 from graphs import random_feeds, run
+from onnx_text import with_header
 from typer.testing import CliRunner
 
 import rewriter
 from rewriter import cli
 from rewriter.ir.model import load
-from rewriter.passes.base import with_header
 
 TEXT = """
     g (float[2,3] x) => (float[2,3] y, float[2,3] z) {

@@ -2,8 +2,9 @@
 
 import pytest
 from graphs import apply, graph
+from onnx_text import sides
 
-from rewriter.passes.base import Context, sides
+from rewriter.passes.base import Context
 from rewriter.passes.drop_round_trips import PROBE, DropRoundTrips
 from rewriter.target import Target
 

@@ -17,6 +17,7 @@ import pytest
 from graphs import apply, graph, model, random_feeds, run
 from onnx import helper
 from onnx.defs import OpSchema
+from onnx_text import sides
 from paths import MODELS
 
 import rewriter.passes
@@ -26,7 +27,7 @@ from rewriter.ir.graph.match import produced
 from rewriter.ir.model import Array, Model, load, walk_graphs
 from rewriter.ir.model.graphs import schema_of
 from rewriter.ir.model.tensors import FLOATS
-from rewriter.passes.base import Change, Context, Event, Exactness, GraphPass, ModelPass, Pass, sides
+from rewriter.passes.base import Change, Context, Event, Exactness, GraphPass, ModelPass, Pass
 from rewriter.runtime.metrics.tolerances import TOLERANCES
 from rewriter.target import Target
 

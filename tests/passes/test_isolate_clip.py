@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 from graphs import apply, graph, random_feeds, run
+from onnx_text import sides
 
-from rewriter.passes.base import Context, sides
+from rewriter.passes.base import Context
 from rewriter.passes.isolate_clip import IsolateClip
 from rewriter.target import Target
 

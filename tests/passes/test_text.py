@@ -28,13 +28,13 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_text
 import pytest
 from graphs import apply, run
 
 from rewriter.ir.model import Array, Model, load
 from rewriter.ir.plan.node_patterns import NodePatterns
 from rewriter.passes.base import Context, Exactness, Pass
-from rewriter.pipeline import onnx_text
 from rewriter.pipeline.text import parse
 from rewriter.target import Target
 

@@ -20,12 +20,14 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_text
 import onnxruntime
 from backend_check import RANDOM
 from google.protobuf.message import Message
 from graphs import run
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from onnx.external_data_helper import convert_model_to_external_data
+from onnx_text import sides
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
 from paths import ROOT
 from worker_pool import Crash, over
@@ -37,8 +39,7 @@ from rewriter.ir.graph.casts import LOWER
 from rewriter.ir.model import Array, Model, check, load, walk_graphs, walk_nodes
 from rewriter.ir.model.graphs import holds_graphs, replace_items, schema_of
 from rewriter.passes import ALL
-from rewriter.passes.base import Context, Pass, Stage, sides
-from rewriter.pipeline import onnx_text
+from rewriter.passes.base import Context, Pass, Stage
 from rewriter.pipeline.driver import Driver
 from rewriter.runtime.metrics.pairwise_error import Pair
 from rewriter.target import Target

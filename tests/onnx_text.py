@@ -1,4 +1,4 @@
-"""Models and their changes by passes as text, in the syntax of onnx.parser: for tests and bug reports.
+"""Models and their changes by passes as text, in the syntax of onnx.parser.
 
 A text without a header has opset 17. A constant that is declared without values, such as `float[64,64] w`
 between the angle brackets, gets normal random values; `render` writes large constants like that.
@@ -6,9 +6,9 @@ between the angle brackets, gets normal random values; `render` writes large con
 
 import difflib
 import re
+import textwrap
 import zlib
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -16,14 +16,8 @@ import onnx.parser
 import onnx.printer
 from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
-from rewriter.base.errors import ModelError
 from rewriter.ir.model import Model, replace_items, walk_graphs
-from rewriter.passes.base import with_header
 from rewriter.pipeline.driver import PassResult
-
-_SYNTAX = (
-    "`rewriter passes show NAME` shows such a text; the syntax: https://onnx.ai/onnx/repo-docs/Syntax.html"
-)
 
 _OF_THE_RESULT = re.compile(r"^\+.*$|^(changed|declined) .*: .*$|^-", re.MULTILINE)
 """Lines that `outcome` adds to the text of a graph."""
@@ -35,24 +29,22 @@ _WIDTH = 108
 _HEADER = '<ir_version: 8, opset_import: ["" : 17]>\n'  # header of a text that has none
 
 
-def read(path: Path) -> ModelProto:
-    """Reads a model from a text file; raises ModelError, as `parse` does."""
-    try:
-        return parse(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        what = f"it cannot be read as text: {getattr(error, 'strerror', error)}"
-        hint = "name a text file or an .onnx file"
-        raise ModelError(what, where=str(path), hint=hint) from error
+def with_header(text: str) -> str:
+    """Returns a text as a whole model for onnx.parser: one without a header is of opset 17."""
+    text = textwrap.dedent(text).strip()
+    return text if text.startswith("<") else _HEADER + text
+
+
+def sides(example: str) -> tuple[str, str]:
+    """The graph of a pass's example before the pass, and after it."""
+    text = textwrap.dedent(example)
+    before, after = (re.sub(rf"^{other}.*\n?|^[-+ ]", "", text, flags=re.MULTILINE) for other in (r"\+", "-"))
+    return before, after
 
 
 def parse(text: str) -> ModelProto:
-    """Reads a model from text; a ModelError has the line and the column."""
-    try:
-        proto = onnx.parser.parse_model(with_header(_OF_THE_RESULT.sub("", text)))
-    except onnx.parser.ParseError as error:
-        said = error.args[0]
-        said = said.decode() if isinstance(said, bytes) else str(said)
-        raise ModelError(f"it is not ONNX text: {' '.join(said.split())}", hint=_SYNTAX) from error
+    """Reads a model from text; an onnx.parser.ParseError has the line and the column."""
+    proto: ModelProto = onnx.parser.parse_model(with_header(_OF_THE_RESULT.sub("", text)))
     for graph in walk_graphs(proto.graph):
         _add_random_weights(graph)
     return proto
@@ -63,10 +55,7 @@ def _add_random_weights(graph: GraphProto) -> None:
     for value in [value for value in graph.value_info if value.name not in outputs]:
         kind = value.type.tensor_type
         shape = [dim.dim_value for dim in kind.shape.dim]
-        if kind.elem_type not in _FLOATS or not all(shape):
-            raise ModelError(
-                "only a float constant of known shape can have no values", where=value.name, hint=_SYNTAX
-            )
+        assert kind.elem_type in _FLOATS and all(shape), f"only a float can have no values: {value.name}"
         graph.initializer.append(_random(value.name, kind.elem_type, shape))
         graph.value_info.remove(value)
 
