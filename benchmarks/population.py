@@ -363,11 +363,18 @@ def _rows(folder: Path, stage: str) -> dict[str, Any]:
 
 
 def _verified(folder: Path, variant: str) -> dict[str, Any]:
-    """The error on the held samples by emulation, where it was judged, and the operators of nodes that FP16 does not fit."""
+    """The error on the held samples by emulation, and the operators of nodes that FP16 does not fit.
+
+    That of a part is in units of the output's tolerance, as in `errors`.
+    """
     if not (judged := read_json(folder / f"{variant}.held.json")):
         return {}
     checks = (check for check in judged["checks"] if check["name"] in ("emulation", "tf32"))
-    error = worst([output["relative_l2"] for check in checks for output in check["outputs"]])
+    outputs = [output for check in checks for output in check["outputs"]]
+    whole = TOLERANCES["fp16"].value
+    scales = [whole / output["tolerance"] if output.get("of") else 1.0 for output in outputs]
+    found = (output["relative_l2"] for output in outputs)
+    error = worst([None if e is None else e * scale for e, scale in zip(found, scales, strict=True)])
     row = {"held": error, "held_passed": judged["passed"]}
     report = read_json(folder / f"{variant}.report.json")
     row["passes"] = [step["name"] for step in report["passes"] if step["changes"]]

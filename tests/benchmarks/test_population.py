@@ -11,6 +11,7 @@ from onnx import parser
 
 from benchmarks.population import (
     Work,
+    _verified,
     expect,
     measure_network,
     read_json,
@@ -87,6 +88,17 @@ def test_without_a_gpu_networks_are_emulated(tmp_path: Path, capsys: pytest.Capt
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == "| net | 3e+03 | 1.0e-03 | not finite (no) | 2.0e-03 | 4 of 9: 3 Mul, 1 Add |"
     assert lines[3].endswith("| no export |")
+
+
+def test_a_part_counts_in_units_of_its_outputs_tolerance(tmp_path: Path) -> None:
+    outputs = [
+        {"name": "y", "of": "", "relative_l2": 1e-3, "tolerance": 5e-3},
+        {"name": "y (row 0)", "of": "y", "relative_l2": 1e-2, "tolerance": 0.1},
+    ]
+    checks = [{"name": "emulation", "outputs": outputs}]
+    write_json(tmp_path / "fix.held.json", {"passed": True, "checks": checks})
+    write_json(tmp_path / "fix.report.json", {"passes": [], "plan": None})
+    assert _verified(tmp_path, "fix")["held"] == 1e-3
 
 
 def _steps(work: Work, folder: Path) -> Iterator[str]:
