@@ -44,8 +44,8 @@ class RewriterError(Exception):
 
     Args:
         what: One sentence that says what is wrong.
-        where: File, node or tensor that it concerns, as the user knows it; or a part of the option's value.
         hint: What the user can do about it.
+        where: File, node or tensor that it concerns, as the user knows it; or a part of the option's value.
         option: Key of the option that it concerns, such as `keep-fp32`, or keys.
         source: The file or variable that set the option; "": the command line or Python.
     """
@@ -54,8 +54,8 @@ class RewriterError(Exception):
         self,
         what: str,
         *,
+        hint: str,
         where: str | None = None,
-        hint: str | None = None,
         option: str | tuple[str, ...] = (),
         source: str = "",
     ) -> None:
@@ -74,7 +74,7 @@ class RewriterError(Exception):
 
     def __str__(self) -> str:
         text = one_line(f"{self.place}: {self.what}" if self.place else self.what)
-        return f"{text}\n  what to do: {one_line(self.hint)}" if self.hint else text
+        return f"{text}\n  what to do: {one_line(self.hint)}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).__new__, (type(self), *self.args), self.__dict__
@@ -122,7 +122,7 @@ class NativeError(RewriterError):
     """
 
     def __init__(
-        self, what: str, *, where: str | None = None, hint: str | None = None, cause: str = "", log: str = ""
+        self, what: str, *, hint: str, where: str | None = None, cause: str = "", log: str = ""
     ) -> None:
         super().__init__(what, where=where, hint=hint)
         self.cause = cause

@@ -135,7 +135,7 @@ def check_build(path: Path, expected: BuildExpectation, options: BuildOptions, t
     except EngineError as error:
         named = error.where in [str(plugin) for plugin in options.plugins]  # a plugin that was to be used
         summary = f"not built: {error.what}" + (f" ({error.where})" if error.where else "")
-        details, advice = _advice(error.hint), error.hint or ""
+        details, advice = _advice(error.hint), error.hint
         check = Check("build", False if named else None, summary, details=details, advice=advice)
     if check.passed is None and check.built is None:  # no parser was asked
         check = check_operators(expected) or check

@@ -325,5 +325,4 @@ def test_a_newer_operator_set_is_declined_by_name() -> None:
         ArithmeticRunError, match=r"^m\.onnx: operator set 99 of ai.onnx is newer than"
     ) as caught:
         Session(model)
-    assert caught.value.hint is not None
     assert caught.value.hint.startswith("export the model with opset 2")

@@ -9,14 +9,11 @@ from onnx import helper
 
 from rewriter.ir.graph import GraphEditor, is_op, open_graphs, ops
 from rewriter.ir.graph.match import (
-    consumed,
     operands,
     optional_input,
     other_operand,
-    produced,
     walk_down,
     walk_up,
-    with_scalar,
 )
 from rewriter.ir.model import Model
 
@@ -78,16 +75,6 @@ def test_other_operand(inputs: list[str], other: str | None) -> None:
 def test_optional_input() -> None:
     gemm = helper.make_node("Gemm", ["a", "b"], ["y"])
     assert (optional_input(gemm, 1), optional_input(gemm, 2)) == ("b", "")
-
-
-def test_producer_and_consumers_of_a_tensor() -> None:
-    opened = editor(graph(CHAIN))
-    mul = produced(opened, "a", "Mul")
-    assert mul is not None and with_scalar(opened, mul) == ("x", 0.5)
-    assert produced(opened, "a", "Div") is None
-    sub = consumed(opened, "a", "Sub")
-    assert sub is not None and with_scalar(opened, sub) is None
-    assert consumed(opened, "y", "Reshape") is None, "y is a graph output, too"
 
 
 def test_chains_of_single_consumers_and_of_producers() -> None:

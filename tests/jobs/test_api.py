@@ -53,20 +53,6 @@ def test_a_proto_that_is_passed_in_is_not_changed() -> None:
     assert proto.SerializeToString(deterministic=True) == before
 
 
-@pytest.mark.parametrize(
-    ("options", "kept"),
-    [
-        pytest.param({"keep_fp32": ["m*"]}, {"m"}, id="by the name of an output"),
-        pytest.param({"keep_fp32_op": ["Relu"]}, {"y"}, id="by operator"),
-        pytest.param({}, set(), id="nothing kept"),
-    ],
-)
-def test_users_keep_nodes_in_fp32(path: Path, options: dict[str, Any], kept: set[str]) -> None:
-    plan = quick(path, **options).plan
-    assert plan is not None
-    assert {d.key for d in plan.decisions if d.rule == "user"} == {f"0:{name}" for name in kept}
-
-
 def test_a_plugin_keeps_its_types_and_is_reported() -> None:
     plugin = graph("""
         g (float[2,3] x) => (float[2,3] y) {

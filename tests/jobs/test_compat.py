@@ -68,16 +68,6 @@ def run(model: ModelProto, feeds: Mapping[str, Array]) -> Array:
 # -- calls of public projects --------------------------------------------------------------------
 
 
-def test_ultralytics_export_in_fp16_on_a_cpu(tmp_path: Path) -> None:
-    image = graphs.random_feeds(load(detector()))
-    model_onnx = float16.convert_float_to_float16(detector(), keep_io_types=True)
-    onnx.save(model_onnx, tmp_path / "yolo.onnx")
-    assert ports(model_onnx) == [FP32, FP32]
-    assert types(model_onnx)["/stem/Conv"] == FP16
-    assert model_onnx.metadata_props[0].key == "names"
-    assert np.allclose(run(model_onnx, image), run(detector(), image), atol=2e-3)
-
-
 def test_a_video_renderer_calibrates_rife(tmp_path: Path) -> None:
     source, calibration = tmp_path / "rife.onnx", tmp_path / "calibration.npz"
     onnx.save(detector(), source)

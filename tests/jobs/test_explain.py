@@ -70,6 +70,6 @@ def test_a_node_that_a_pass_made_names_it_and_one_without_a_reason_says_so(fixed
 def test_what_cannot_be_explained_is_an_error(fixed: Path) -> None:
     with pytest.raises(UsageError, match="no node has the name") as caught:
         why("sqare", fixed)
-    assert "Mul(square)" in (caught.value.hint or "")
+    assert "Mul(square)" in caught.value.hint
     with pytest.raises(UsageError, match="no notes of `fix`"):
         why("square", MODELS / "mismatch.onnx")

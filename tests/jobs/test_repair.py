@@ -136,17 +136,6 @@ def test_a_goal_that_cannot_be_stricter_is_searched_for_once() -> None:
     assert ["cosine at least" in line for line in result.repairs] == [False, True]
 
 
-def test_a_tolerance_of_the_users_is_the_one_that_is_judged_by() -> None:
-    source, data = graph(OFFSET).whole(), samples()
-    assert not rewriter.fix(source, inputs=data, build=False, repair=False).verified
-    loose = rewriter.fix(source, inputs=data, build=False, repair=False, tolerance=0.9)
-    assert loose.verified
-    by_cosine = rewriter.fix(source, inputs=data, build=False, repair=False, metric="max-abs", tolerance=10.0)
-    assert by_cosine.verified
-    assert by_cosine.verdict is not None
-    assert "max-abs" in next(c.summary for c in by_cosine.verdict.checks if c.name == "emulation")
-
-
 def test_an_interrupted_repair_gives_the_best_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, out = graph(OFFSET).whole(), tmp_path / "out.onnx"
     candidates = list[Candidate]()

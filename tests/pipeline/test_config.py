@@ -276,7 +276,7 @@ def test_another_user_s_file_may_neither_load_code_nor_write_files(tmp_path: Pat
         UsageError, match=f"key '{key}': it .*, and the file belongs to another user"
     ) as caught:
         loaded(tmp_path)
-    assert f"give `{key}` on the command line" in (caught.value.hint or "")
+    assert f"give `{key}` on the command line" in caught.value.hint
     (tmp_path / "evil.so").touch()
     assert loaded(tmp_path, REWRITER_CONFIG=str(path)).resolve().arguments("fix") | {"report": 1}
     path.write_text('metric = "psnr"\nseed = 3\n')
@@ -447,7 +447,7 @@ def test_refuses_and_names_the_variable(tmp_path: Path, variable: str, text: str
     with pytest.raises(UsageError) as caught:
         loaded(tmp_path, **{variable: text})
     assert caught.value.source == variable
-    assert caught.value.hint is not None and hint in caught.value.hint
+    assert hint in caught.value.hint
 
 
 # The command line

@@ -130,7 +130,7 @@ def test_an_absolute_path_is_a_file_uri(result: ScanResult, tmp_path: Path) -> N
 
 def test_many_models_share_one_run(result: ScanResult) -> None:
     other = replace(result, path=Path("b.onnx"), findings=result.findings[:1])
-    broken = ModelError("it is no model", where="c.onnx")
+    broken = ModelError("it is no model", where="c.onnx", hint="export it again")
     log = sarif.as_sarif([result, other], [broken])
     assert list(faults(log, "sarifLog")) == []
     (run,) = log["runs"]
@@ -139,5 +139,7 @@ def test_many_models_share_one_run(result: ScanResult) -> None:
     assert last == {"uri": "b.onnx", "index": 1}
     assert run["invocations"][0] == {
         "executionSuccessful": False,
-        "toolExecutionNotifications": [{"level": "error", "message": {"text": "c.onnx: it is no model"}}],
+        "toolExecutionNotifications": [
+            {"level": "error", "message": {"text": "c.onnx: it is no model; what to do: export it again"}}
+        ],
     }

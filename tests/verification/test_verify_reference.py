@@ -43,4 +43,4 @@ def test_without_a_gpu_a_plugin_operator_is_an_error_with_a_hint(tmp_path: Path)
     model = save(graph(CUSTOM), tmp_path / "custom.onnx")
     with pytest.raises(ArithmeticRunError, match="no kernel for Acme") as caught:
         rewriter.verify(model, model, engine="onnxruntime")
-    assert "`plugin-lib`" in (caught.value.hint or "")
+    assert "`plugin-lib`" in caught.value.hint

@@ -153,7 +153,7 @@ def build_here(path: Path, options: BuildOptions) -> BuildReport:
         try:
             report = replace(report, engine_bytes=_serialize(trt, builder, network, options))
         except EngineError as error:
-            report = replace(report, obstacle=error.what, hint=error.hint or "")
+            report = replace(report, obstacle=error.what, hint=error.hint)
         if any(LACKS_TYPE in error for error in log.errors):
             hint = "name a GPU that has these types with `target`: sm_89 (FP8), sm_120 (FP4)"
             report = replace(report, hint=hint)

@@ -105,7 +105,7 @@ def _failed(outcome: EngineOutcome, error: RewriterError) -> EngineOutcome:
     if isinstance(error, NativeError) and error.cause:
         status = "timeout" if error.cause == "timeout" else "crashed"
     log = getattr(error, "log", "")
-    return replace(outcome, status=status, problem=error.what, hint=error.hint or "", log=log)
+    return replace(outcome, status=status, problem=error.what, hint=error.hint, log=log)
 
 
 def _run_group(group: Sequence[Run], settings: MeasureSettings) -> None:
@@ -164,7 +164,7 @@ def _each(runs: Sequence[Run], work: Callable[[Run], None]) -> None:
             except CudaFault:
                 raise
             except RewriterError as error:
-                run.add(status="error", problem=error.what, hint=error.hint or "")
+                run.add(status="error", problem=error.what, hint=error.hint)
 
 
 def _load(run: Run, settings: MeasureSettings) -> None:

@@ -110,7 +110,8 @@ def _checked(cudart: Any, answer: tuple[Any, ...]) -> tuple[Any, ...]:
     if int(error):
         _, text = cudart.cudaGetErrorString(error)
         message = text.decode() if isinstance(text, bytes) else str(text)
-        hint = "close other programs on the GPU, or use smaller samples" if "memory" in message else None
+        full = "memory" in message
+        hint = "close other programs on the GPU, or use smaller samples" if full else "see nvidia-smi"
         raise CudaFault(f"CUDA: {message} ({int(error)})", hint=hint)
     return tuple(values)
 
