@@ -39,12 +39,11 @@ class ConvtransposeToDepthToSpace(WeightPass):
     - **Three axes** (volumes), where no windows overlap: a MatMul, as for one axis. On an H200 six shapes
       took 0.06 to 0.13 of their time: 48 channels to 24, from 32 to 64 voxels, 30 us instead of 246.
 
-    Skipped without a report: images of more channels or deeper sums, strides of images that differ along the
-    axes, strides of 1, more than 4 windows over a place of one axis, volumes whose windows overlap, computed
-    weights.
+    Skipped without a report: images of 8 channels and more or deeper sums, strides of images that differ
+    along the axes, strides of 1, more than 4 windows over a place of one axis, volumes whose windows overlap,
+    computed weights.
 
     Options:
-        channels: Fewest output channels of a ConvTranspose of images that is skipped.
         depth: Most products in a sum of one that is replaced. FP16 sums of 256 products have an error of
             6.4e-4, FP32 sums one of 3.0e-4 (docs/accuracy.md#nets-of-convs).
 
@@ -54,7 +53,6 @@ class ConvtransposeToDepthToSpace(WeightPass):
         - a volume whose sizes are not known
     """
 
-    channels: int = ALIGNED
     depth: int = 256
 
     name = "convtranspose-to-depth-to-space"
@@ -86,7 +84,7 @@ class ConvtransposeToDepthToSpace(WeightPass):
             most = MOST_OVERLAP if len(taps) == 1 else 1
             return math.prod(windows.strides) > 1 and len(taps) <= 3 and max(taps) <= most
         square = windows.strides[0] == windows.strides[1] > 1
-        return square and windows.out < self.channels and windows.channels * math.prod(taps) <= self.depth
+        return square and windows.out < ALIGNED and windows.channels * math.prod(taps) <= self.depth
 
 
 def _reason_against(graph: GraphEditor, node: NodeProto, windows: Windows, kept: NodePatterns) -> str | None:

@@ -14,6 +14,9 @@ from rewriter.ir.graph.ops import PRODUCTS
 from rewriter.ir.graph.weights import NewWeights, Replacement, gemm_obstacle, is_transposed, layout_obstacle
 from rewriter.passes.base import Change, Context, Event, Exactness, Requires, WeightPass, refused
 
+LARGEST = 4_000_000
+"""Elements of a weight: reading one takes twice the time in FP32, and larger ones were not measured."""
+
 
 @dataclass(frozen=True)
 class DecomposeDotProducts(WeightPass):
@@ -24,17 +27,12 @@ class DecomposeDotProducts(WeightPass):
     does not use TF32 either. A ResNet-50 becomes more accurate and no slower
     (docs/accuracy.md#nets-of-convs). The weight stays FP32, which needs twice the memory of FP16.
 
-    Skipped without a report: products whose result is no output, computed weights, more than one row.
-
-    Options:
-        size: Most elements of a weight, in millions. Reading one takes twice the time in FP32; larger ones
-            were not measured.
+    Skipped without a report: products whose result is no output, computed weights, more than one row, and
+    weights of more than 4 million elements.
 
     Declines:
         - a Gemm that scales (alpha, beta) or transposes its input (transA)
     """
-
-    size: int = 4
 
     name = "decompose-dot-products"
     requires = Requires(opset=13)  # from there on ReduceSum takes its axes as an input
@@ -53,20 +51,20 @@ class DecomposeDotProducts(WeightPass):
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         for node in graph.nodes:
-            if _is_head(graph, node, self.size * 10**6):
+            if _is_head(graph, node):
                 obstacle = gemm_obstacle(node) or layout_obstacle(graph, node.input[1])
                 reason = context.kept.reason(node) or obstacle
                 yield refused(node, f"it stays {article(node.op_type)}", reason) or _write(graph, node)
 
 
-def _is_head(graph: GraphEditor, node: NodeProto, most: int) -> bool:
+def _is_head(graph: GraphEditor, node: NodeProto) -> bool:
     """True if the node multiplies one row by a constant matrix to give an output."""
     shape = graph.shape(node.input[0]) if is_op(node, *PRODUCTS) else None
     one = shape is not None and len(shape) == 2 and shape[0] == 1
     if not one or graph.constant(node.input[0]) is not None or graph.rank(node.input[1]) != 2:
         return False
     weight = graph.constant(node.input[1])
-    return weight is not None and weight.size <= most and graph.is_output(node.output[0])
+    return weight is not None and weight.size <= LARGEST and graph.is_output(node.output[0])
 
 
 def _write(graph: GraphEditor, node: NodeProto) -> Change:

@@ -37,11 +37,10 @@ class FoldStrides(WeightPass):
     ordered (channel, row in the block, column in the block). The sums only gain zeros, and the result has the
     same size.
 
-    Skipped without a report: Convs of more channels, smaller windows, windows that do not overlap (see
+    Skipped without a report: Convs of more than 4 channels, smaller windows, windows that do not overlap (see
     `unfold-patches`), strides other than 2 and 4, Convs of one or three axes, computed weights.
 
     Options:
-        channels: Most input channels of a Conv that is folded.
         window: Smallest window that is folded, along both axes.
 
     Declines:
@@ -49,7 +48,6 @@ class FoldStrides(WeightPass):
         - dilation, groups, negative padding
     """
 
-    channels: int = IMAGE_CHANNELS
     window: int = LEAST_WINDOW
 
     name = "fold-strides"
@@ -85,7 +83,7 @@ class FoldStrides(WeightPass):
             yield refused(node, "it keeps its stride", reason) or folding.write()
 
     def _accepts(self, windows: Windows) -> bool:
-        image = len(windows.kernel) == 2 and windows.channels <= self.channels
+        image = len(windows.kernel) == 2 and windows.channels <= IMAGE_CHANNELS
         if not image or min(windows.kernel) < self.window or not STRIDES.issuperset(windows.strides):
             return False
         return all(size > step for size, step in zip(windows.kernel, windows.strides, strict=True))

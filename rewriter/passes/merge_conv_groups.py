@@ -15,6 +15,8 @@ from rewriter.ir.model import Array
 from rewriter.passes.algorithms.windows import Windows, windows_of
 from rewriter.passes.base import Change, Context, Event, Exactness, Requires, WeightPass, refused
 
+WIDEST = 128  # channels of a joined group
+
 MOST_WORK = 2**27
 """Most multiplications of a joined Conv: with more, arithmetic decides (docs/accuracy.md#grouped-convs)."""
 
@@ -34,18 +36,16 @@ class MergeConvGroups(WeightPass):
 
     Skipped without a report: depthwise Convs, which have kernels of their own; pointwise Convs; Convs of one
     or three axes; results with another number of channels; groups that cannot be joined to a number of
-    channels from `width` to `most` that is a multiple of `step`; more than 8 channels in a group where the
+    channels from `width` to 128 that is a multiple of `step`; more than 8 channels in a group where the
     Conv has a stride, sizes are unknown, or the work is above 2^27 multiplications; computed weights.
 
     Options:
         width: Fewest channels of a group that has a fast kernel.
         step: What the channels of joined groups are a multiple of: 72 are slower than 24.
-        most: Most channels of joined groups.
     """
 
     width: int = 48
     step: int = 16
-    most: int = 128
 
     name = "merge-conv-groups"
     requires = Requires(precisions=frozenset({"fp16"}))  # in TF32 more than 8 channels lose by it
@@ -72,10 +72,10 @@ class MergeConvGroups(WeightPass):
         """The number of groups to write a Conv with; 0 to leave it."""
         channels, elements = windows.channels, math.prod(windows.kernel)
         width = channels // attribute(node, "group", 1)
-        slow = width < self.width or (width < self.most and width % self.step)
+        slow = width < self.width or (width < WIDEST and width % self.step)
         if len(windows.kernel) != 2 or elements == 1 or windows.out != channels or width < 2 or not slow:
             return 0
-        wider = range(self.width, self.most + 1, self.step)
+        wider = range(self.width, WIDEST + 1, self.step)
         joined = next((new for new in wider if new % width == 0 == channels % new and new > width), 0)
         sizes = graph.sizes(node.output[0])
         small = sizes is not None and math.prod(sizes) * joined * elements <= MOST_WORK
