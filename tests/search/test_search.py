@@ -77,16 +77,15 @@ def test_at_its_deadline_a_search_hands_out_the_best_plan_so_far() -> None:
 
 
 def test_a_search_leaves_time_for_the_check_of_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An evaluation of one sample takes 100 s here, so a check of three takes at most 600."""
+    """A run of one sample takes 100 s here, so a check of three takes at most 600."""
     goal, passed, real = ErrorLimit(2e-3), [0.0], time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: real() + passed[0])
-    by_sample = Trials._by_sample
 
-    def slow(trials: Trials, plan: Plan) -> list[float]:
+    def slow(model: Model, sample: dict[str, Array]) -> dict[str, Array]:
         passed[0] += 100.0
-        return by_sample(trials, plan)
+        return sample
 
-    monkeypatch.setattr(Trials, "_by_sample", slow)
+    monkeypatch.setattr("rewriter.jobs.search.trials.as_declared", slow)
     trials, start = begin(graphs.graph(CANCELLING), Plan("fp16"), goal), time.monotonic()
     trials.deadline, trials.checked = start + 1000.0, 3
     found = best_in_time(trials, goal)

@@ -55,8 +55,8 @@ REFUSALS = 4
 BUILDING = ("building an engine", "running the engine")
 """Stages of an attempt after its search and its emulation."""
 
-FIRST_SEARCH = 0.8
-"""Share of `repair-seconds` for the search for a user's goal: its plan may need repair."""
+SEARCHING = 0.8
+"""Largest share of the time left for a search and the check of its plan: FP32 may have to follow."""
 
 IN_FP32 = "all of it in FP32 (TF32)"
 
@@ -68,7 +68,7 @@ def run(workload: Workload) -> Selection:
     """
     job, start = workload.job, time.monotonic()
     try:
-        first = attempt(job.first, workload, start + FIRST_SEARCH * job.request.repair_seconds)
+        first = attempt(job.first, workload, start + SEARCHING * job.request.repair_seconds)
     except OutOfTimeError:
         words = "the rules' plan, as no other was tried in time"
         first = attempt(job.first.changed(words, goal=None), workload)
@@ -109,7 +109,7 @@ def _try(attempts: Attempts, candidate: Candidate) -> None:
     """Adds the attempt of a candidate, or why there is none; a search leaves time to build its plan."""
     left = attempts.deadline - time.monotonic()
     try:
-        end = attempts.deadline - min(attempts.build_s, left / 2.0)
+        end = attempts.deadline - max(min(attempts.build_s, left / 2.0), (1.0 - SEARCHING) * left)
         attempts.attempts.append(attempt(candidate, attempts.workload, end))
     except OutOfTimeError:
         attempts.failures.append(f"{candidate.difference}: no result in time")

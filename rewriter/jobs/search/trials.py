@@ -128,7 +128,7 @@ class Trials:
     tried: dict[AddedNodes, float] = field(default_factory=dict, init=False)
     _plans: dict[AddedNodes, Plan] = field(default_factory=dict, init=False)
     _values: dict[frozenset[str], float] = field(default_factory=dict, init=False)
-    _slowest_s: float = field(default=0.0, init=False)
+    _check_s: float = field(default=0.0, init=False)
 
     @cached_property
     def prices(self) -> Prices:
@@ -157,16 +157,14 @@ class Trials:
         plan = self.plan_of(added)
         if plan.fp32 not in self._values:
             with self._in_time():
-                start, values = time.monotonic(), self._by_sample(plan)
-            self._slowest_s = max(self._slowest_s, (time.monotonic() - start) / len(values))
-            self._values[plan.fp32] = self._worst(values)
+                self._values[plan.fp32] = self._worst(self._by_sample(plan))
         self.tried[added] = self._values[plan.fp32]
         return self._values[plan.fp32]
 
     @contextmanager
     def _in_time(self) -> Iterator[None]:
         """Ends the block early enough for the check of a plan, by the slowest evaluation so far."""
-        with within(self.deadline - CHECKS * self.checked * self._slowest_s):
+        with within(self.deadline - self._check_s):
             seconds_left()
             yield
 
@@ -187,10 +185,13 @@ class Trials:
         missing = [(n, s) for n, s in zip(places, self.samples, strict=True) if n not in runs]
         if missing:
             self.count += 1
-            low = lowered(self.model, plan, self.means_of)
+            start, low = time.monotonic(), lowered(self.model, plan, self.means_of)
             shown = with_states(low) if self.states else low
             with Session(emulation(shown, self.accumulation, tf32=True, backwards=True)) as session:
+                opened = time.monotonic()
                 runs |= {place: session.run(as_declared(low, sample)) for place, sample in missing}
+            run_s = (time.monotonic() - opened) / len(missing)
+            self._check_s = max(self._check_s, CHECKS * (opened - start + self.checked * run_s))
         for place in self.places:
             if sum(array.nbytes for array in runs[place].values()) <= KEPT_BYTES:
                 self.memory.runs[*kept, place] = runs[place]
