@@ -109,7 +109,8 @@ def _chains(
     """The bad tensors that each node reads or writes, each with the first of its chain of cheap operators."""
     head: dict[str, str] = {}
     for node in analysis.nodes:
-        before = [analysis.source(t) for t in node.input if analysis.is_float(t) and node.op_type in CHEAP]
+        floats = filter(analysis.is_float, node.input if node.op_type in CHEAP else ())
+        before = [*map(analysis.source, floats)]
         for tensor in (t for t in analysis.floats(node) if bad(node, t)):
             if tensor in node.output:
                 head[tensor] = next((head[t] for t in before if t in head), tensor)

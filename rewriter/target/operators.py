@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,13 +154,17 @@ def _rows() -> tuple[dict[tuple[str, str], list[Row]], frozenset[str]]:
     return rows, frozenset(table["dla"]["operators"].split())
 
 
-def rows_of(node: NodeProto, target: Target, *, every: bool = True) -> Iterator[Row]:
+def rows_of(node: NodeProto, target: Target, *, every: bool = True) -> Sequence[Row]:
     """The rows of the target for an operator: the parser goes by its name, not its domain."""
-    standard = node.domain in STANDARD_DOMAINS or onnx.defs.has(node.op_type)
-    keys = {(node.domain, node.op_type), ("" if standard else node.domain, "*"), ("", node.op_type)}
-    rows, _ = _rows()
-    for key in sorted(keys, reverse=True):
-        yield from (row for row in rows.get(key, ()) if row.refuses(target, every=every))
+    return _rows_of(node.domain, node.op_type, target, every)
+
+
+@functools.lru_cache(maxsize=4096)  # most nodes of a graph share their rows with others
+def _rows_of(domain: str, op: str, target: Target, every: bool) -> tuple[Row, ...]:
+    standard = domain in STANDARD_DOMAINS or onnx.defs.has(op)
+    keys = sorted({(domain, op), ("" if standard else domain, "*"), ("", op)}, reverse=True)
+    rows = (row for key in keys for row in _rows()[0].get(key, ()))
+    return tuple(row for row in rows if row.refuses(target, every=every))
 
 
 def refused(graph: GraphView, target: Target, plugins: Iterable[str] = ()) -> Iterator[RefusedNode]:

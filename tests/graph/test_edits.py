@@ -432,7 +432,7 @@ def test_the_index_stays_correct_after_edits(source: Model, data: st.DataObject)
             editor.erase_if_dead(tensors[later])
     editor.commit()
     check(source)
-    fresh = GraphEditor(source, source.proto.graph, {}, set())
+    fresh = GraphEditor(source, source.proto.graph, {}, set)
     for name in tensors:
         assert _shown(editor.producer(name)) == _shown(fresh.producer(name))
         assert sorted(map(display_name, editor.consumers(name))) == sorted(

@@ -113,7 +113,8 @@ class _Walk:
 
     def _visit_plain(self, tensors: Tensors, scope: int, node: NodeProto) -> None:
         dtype = self.request.node_type(scope, node)
-        unknown = any(name and not tensors.original_type(name) for name in (*node.input, *node.output))
+        names = filter(None, (*node.input, *node.output))
+        unknown = not all(map(tensors.original_type, names))
         rules = None if unknown else type_rules(node, self.model.opsets, dtype)
         if rules is None:
             ports = self.request.plugins.get(node.op_type, ((0,), (0,)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 from typing import Any, Self
 
@@ -38,7 +38,7 @@ class GraphEditor(GraphView):
         model: Model,
         graph: onnx.GraphProto,
         facts: dict[str, TensorFacts],
-        names: set[str],
+        names: Callable[[], set[str]],
         *,
         parent: GraphEditor | None = None,
         owner: NodeProto | None = None,
@@ -48,7 +48,7 @@ class GraphEditor(GraphView):
         self.tag = tag
         self.edited = False
         self._names = names
-        self._given_names = len(names)
+        self._named = False
         self._placed_before: dict[int, list[NodeProto]] = {}
         self._tail: list[NodeProto] = []
 
@@ -66,11 +66,12 @@ class GraphEditor(GraphView):
     @property
     def untouched(self) -> bool:
         """True if nothing was edited, and no name taken: another pass would find it as this one did."""
-        return not self.edited and len(self._names) == self._given_names
+        return not (self.edited or self._named)
 
     def fresh(self, base: str) -> str:
         """A name made of `base` that is unique in the model."""
-        return fresh_name(base, self._names)
+        self._named = True
+        return fresh_name(base, self._names())
 
     def add_constant(self, base: str, value: ArrayLike, like: str = "") -> str:
         """Add an initializer, in the float type of the tensor `like`; returns its name, made of `base`."""
@@ -189,6 +190,7 @@ class GraphEditor(GraphView):
 
         `new` may be a tensor whose producer is removed next: so a graph output keeps its name.
         """
+        self._names()  # names that edits remove stay taken
         node = self._producer.pop(old)
         node.output[list(node.output).index(old)] = new
         self._producer[new] = node
@@ -206,6 +208,7 @@ class GraphEditor(GraphView):
         """Writes the edits into the graph, with nodes in topological order and without unread constants."""
         if not self.edited:
             return
+        self._names()
         self.model.mark_edited()
         nodes = chain.from_iterable(map(self._expanded, (*self._original, *self._tail)))
         replace_items(self.graph.node, topological(nodes, self._producer))
@@ -240,7 +243,8 @@ def open_graphs(model: Model, tag: str = "") -> list[GraphEditor]:
     Edit them in reverse order, each in a `with` block: an outer graph's commit copies its nodes, and
     with them the subgraphs as they are at that moment.
     """
-    make = partial(GraphEditor, model, names=all_names(model.proto.graph), tag=tag)
+    names = cache(partial(all_names, model.proto.graph))  # most editors make none
+    make = partial(GraphEditor, model, names=names, tag=tag)
     return list(_opened(make, iter(model.facts().scopes), model.proto.graph, None, None))
 
 
@@ -254,6 +258,6 @@ def _opened(
     """A module-level function: a recursive closure would keep the model until the next garbage collection."""
     editor = make(graph, dict(next(scopes)), parent=parent, owner=owner)
     yield editor
-    for node in graph.node:
+    for node in editor.holders:
         for child in subgraphs(node):
             yield from _opened(make, scopes, child, editor, node)

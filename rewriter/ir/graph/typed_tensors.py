@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
 
-from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, numpy_helper
 
 from rewriter.ir.graph.editor import TAG
 from rewriter.ir.graph.nodes import constant_value, without_unread
@@ -237,7 +237,9 @@ class Tensors:
 
     def _cast(self, source: str, out: str, dtype: int) -> str:
         """Adds a Cast, and returns the name of its output."""
-        node = helper.make_node("Cast", [source], [out], name=fresh_name(f"{out}/Cast", self.names), to=dtype)
+        name = fresh_name(f"{out}/Cast", self.names)
+        node = NodeProto(op_type="Cast", input=[source], output=[out], name=name)
+        node.attribute.add(name="to", type=AttributeProto.INT, i=dtype)
         if self.request.tag:
             node.metadata_props.add(key=TAG, value=self.request.tag)
         self._note_type(out, dtype, source)

@@ -47,6 +47,11 @@ class GraphView:
         return [n for n in self._original if id(n) in self._nodes]
 
     @property
+    def holders(self) -> list[NodeProto]:
+        """The nodes of this graph that hold graphs."""
+        return list(self._holders.values())
+
+    @property
     def is_main(self) -> bool:
         return self.parent is None
 

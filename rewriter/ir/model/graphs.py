@@ -2,6 +2,7 @@
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import starmap
 from typing import Any
 
 import onnx
@@ -16,9 +17,16 @@ UNKNOWN_DOMAIN = "rewriter.unknown"
 def walk_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """`graph` and all its subgraphs, outer ones first."""
     yield graph
-    for node in graph.node:
+    for node in holders(graph):
         for child in subgraphs(node):
             yield from walk_graphs(child)
+
+
+def holders(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """The nodes of a graph that hold graphs; most graphs have none, which their few operators show."""
+    if any(starmap(_may_hold_graphs, {(node.op_type, node.domain) for node in graph.node})):
+        return list(filter(holds_graphs, graph.node))
+    return []
 
 
 def all_graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
@@ -133,7 +141,7 @@ def _free_names(graph: onnx.GraphProto) -> set[str]:
 def reads(node: onnx.NodeProto) -> dict[str, None]:
     """Tensors that a node reads, itself or in its subgraphs, each once, in order."""
     reads = dict.fromkeys(filter(None, node.input))
-    if holds_graphs(node):
+    if subgraphs(node):
         reads.update(dict.fromkeys(sorted(captured(node))))
     return reads
 

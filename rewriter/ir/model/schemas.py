@@ -100,6 +100,8 @@ class TypeRule(Enum):
     FP32 = "always FP32"
     ANY = "whatever comes"
 
+    __hash__ = object.__hash__  # Enum's own is a Python function, which `retype` calls for every tensor
+
 
 @dataclass(frozen=True)
 class TypeRules:

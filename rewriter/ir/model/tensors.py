@@ -2,7 +2,7 @@
 
 import mmap
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -35,8 +35,7 @@ FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
 """The element types that a precision pass may exchange for one another."""
 
 
-@dataclass(frozen=True)
-class TensorFacts:
+class TensorFacts(NamedTuple):
     """Element type (a TensorProto.DataType) and shape; None where inference could not tell."""
 
     dtype: int

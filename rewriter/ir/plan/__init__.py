@@ -50,7 +50,7 @@ def node_key(scope: int, node: NodeProto) -> str:
     """The identity of a node in a plan: index of its scope, and logical name of its first output."""
     from rewriter.ir.model.schemas import logical_name
 
-    return f"{scope}:{logical_name(next((name for name in node.output if name), ''))}"
+    return f"{scope}:{logical_name(next(filter(None, node.output), ''))}"
 
 
 class PortTypes(NamedTuple):

@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -104,12 +104,12 @@ def to_text(plan: Plan) -> str:
 
 
 def _entry(decision: Decision) -> dict[str, Any]:
-    fields = asdict(decision)
+    fields = {**vars(decision)}
     del fields["repair"], fields["norm"], fields["about"]  # the name of the list states the repair
     if decision.range is not None:  # JSON has no NaN and no infinity; `float` reads their names
-        del fields["range"]["step"]  # the reason states it
-        numbers = fields["range"].items()
-        fields["range"] = {name: n if math.isfinite(n) else str(n) for name, n in numbers}
+        numbers = {**vars(decision.range)}
+        del numbers["step"]  # the reason states it
+        fields["range"] = {name: n if math.isfinite(n) else str(n) for name, n in numbers.items()}
     return fields
 
 

@@ -44,8 +44,9 @@ def declare(model: Model, domain: str, *texts: str) -> None:
 
 def multiply_by_reciprocals(emulated: Model, original: Model) -> None:
     """Turn the FP16 divisions of `original` by constants into products in `emulated`, made by `retype`."""
-    graphs = open_graphs(original)
-    for scope, graph, pairs in paired(original, emulated, frozenset({"Div"})):
+    every = list(paired(original, emulated, frozenset({"Div"})))
+    graphs = open_graphs(original) if any(pairs for *_, pairs in every) else []
+    for scope, graph, pairs in every if graphs else ():
         source = graphs[scope]
         read = _computed_with(source.graph)
         for node, position in pairs:

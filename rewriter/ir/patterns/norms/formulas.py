@@ -98,12 +98,13 @@ LAYER_NORM = over(NUMERATOR, DEVIATION) | times_scaled(CENTRED, DEVIATION)
 SHIFTED_NORM = as_batch_norm(DEVIATION)
 RMS_NORM = over(X, LENGTH) | times_scaled(X, LENGTH)
 """An RMSNorm, or an L2 normalisation if the squares are summed."""
+SCALED_NORM = LAYER_NORM | RMS_NORM
 
 
 def match(graph: GraphEditor, node: NodeProto) -> Bindings | None:
     """The formula of the normalisation that ends in the Div, Mul, Add or Sub `node`, if it is one."""
     if is_op(node, *SCALING):
-        formula = LAYER_NORM | RMS_NORM
+        formula = SCALED_NORM
     elif is_op(node, "Add", "Sub"):
         formula = SHIFTED_NORM
     else:
