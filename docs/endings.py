@@ -44,6 +44,11 @@ LOST = """net (float[1,64] x) => (float[1,64] y) <float k = {300.0}, float share
 
 DETECTOR = """net (float[1,64] x) => (float[1,4] boxes) <float half = {0.5}> {
     h = MatMul(x, w) raw = Relu(h) kept = TRT.EfficientNMS_TRT(raw) boxes = Mul(kept, half) }"""
+
+COARSE = """net (float[1,64] x) => (float[1,512] y) <float step = {1.0}, int8 zero = {0}> {
+    q = QuantizeLinear(x, step, zero) d = DequantizeLinear(q, step, zero) h = MatMul(d, w) y = Relu(h) }"""
+"""PRODUCT with an input that is rounded to whole numbers."""
+
 SQUARED = "net (float[1,64] x) => (float[1,64] y) { y = Mul(x, x) }"
 FLOOR = "net (float[1,64] x) => (float[1,64] y) <float k = {0.01}> { a = Floor(x) b = Mul(a, k) y = Tanh(b) }"
 """An input of 0.9999999 is 1.0 in FP16, and Floor makes another integer of it."""
@@ -57,7 +62,7 @@ class Case:
     """A model that ends in one way, and the commands that show it.
 
     `samples` are those of the inputs, or none; `weights` are initializers beside the text, and `plan` is the
-    text of plan.json.
+    text of plan.json, and `before` the model that `--against` names.
     """
 
     means: str
@@ -66,9 +71,10 @@ class Case:
     options: str = ""
     weights: Mapping[str, Array] = field(default_factory=dict)
     plan: str = ""
+    before: str = ""
 
-    def model(self) -> onnx.ModelProto:
-        model = parser.parse_model(HEADER + self.text)
+    def model(self, text: str = "") -> onnx.ModelProto:
+        model = parser.parse_model(HEADER + (text or self.text))
         for name, value in self.weights.items():
             model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
         return model
@@ -113,6 +119,13 @@ CASES = {
         "the original misses the tolerance with TF32, TensorRT's default",
         ROUNDED,
         ({"x": 1 + drawn(2, 8) / np.float32(1000)},),
+    ),
+    "as inaccurate as the original": Case(
+        "`--against` names the model before quantisation, from which the original is too far",
+        COARSE,
+        options="--against float.onnx",
+        weights=W,
+        before=PRODUCT,
     ),
     "no gain": Case("plain FP16 is wrong, and its repair takes what FP16 gains", LOST),
     "nothing in FP16": Case("rules or options leave nothing in FP16", SQUARED, ({"x": 1e4 * X},)),
@@ -165,6 +178,8 @@ def runs(case: Case, folder: Path) -> Iterator[Run]:
     onnx.save(case.model(), folder / "net.onnx")
     if case.plan:
         (folder / "plan.json").write_text(case.plan, encoding="utf-8")
+    if case.before:
+        onnx.save(case.model(case.before), folder / "float.onnx")
     data = ""
     if case.samples:
         (folder / "data").mkdir()
@@ -175,7 +190,7 @@ def runs(case: Case, folder: Path) -> Iterator[Run]:
     with chdir(folder):
         yield run(f"fix net.onnx -o fixed.onnx{data}{options}")
         if (folder / "fixed.onnx").exists():
-            yield run(f"verify net.onnx fixed.onnx{data}")
+            yield run(f"verify net.onnx fixed.onnx{data}{options if case.before else ''}")
         yield run(f"scan net.onnx{data}")
 
 

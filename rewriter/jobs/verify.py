@@ -44,7 +44,15 @@ from rewriter.runtime.ranges import measure as measured
 from rewriter.target import Target
 from rewriter.verification.build_check import judged_report
 from rewriter.verification.compare_runs import Standard, run_check
-from rewriter.verification.expected import MOST_SAMPLES, Expected, as_declared, expected_outputs, judging
+from rewriter.verification.expected import (
+    MOST_SAMPLES,
+    Expected,
+    as_declared,
+    expected_outputs,
+    judging,
+    load_origin,
+    require_same_ports,
+)
 from rewriter.verification.not_finite import nan_warnings
 from rewriter.verification.verdict import CPU, Check, Verdict
 from rewriter.verification.verifier import Verifier, noise_reason
@@ -84,7 +92,8 @@ def verify(
     with work_folder() as folder, ExitStack() as stack:
         with watch("reading"):
             models = load(original), load(fixed)
-            _require_same_ports(*models)
+            require_same_ports(*models, "give the original first, then the model that was made from it")
+            against = load_origin(request.against, models[0], asked.metric if asked else request.metric)
             if chosen.engine and ENGINES[chosen.engine].builds and (noise := noise_reason(models[0])):
                 chosen = Choice(None, (noise,))
             before, after = models[0].path, models[1].path
@@ -118,6 +127,7 @@ def verify(
             folder=folder,
             stage=watch,
             asked=asked is not None,
+            against=against,
             build=request.build,
             real=samples.source.real,
             target=noted_target(models[1])
@@ -126,7 +136,7 @@ def verify(
         notes = stack.enter_context(on_cuda(pays_on_cuda(models[0], samples)))
         with watch("running the original"):
             missing = _without_reference(judge, models[0], chosen)
-            exact = [] if judge.expected is None else judge.expected.exact
+            exact = [] if judge.expected is None else judge.expected.of_model
             made_nan = nan_warnings(models[0], judge.samples, exact)
         result = VerifyResult(before, after, engine="emulation", device=CPU, tolerance=held, data=data)
         if chosen.engine is None:
@@ -180,9 +190,9 @@ def _computes_on_floats(model: Model) -> bool:
 def _without_reference(judge: Verifier, original: Model, chosen: Choice) -> str:
     """Computes the reference; returns why ONNX Runtime cannot if an engine of the original can replace it."""
     try:
-        judge.expected = expected_outputs(original, judge.samples)
+        judge.expected = expected_outputs(original, judge.samples, judge.against)
     except NoKernelError as error:
-        if chosen.engine and ENGINES[chosen.engine].builds:
+        if judge.against is None and chosen.engine and ENGINES[chosen.engine].builds:
             return error.what
         error.hint = "on a GPU its FP32 engine is the reference: `engine=tensorrt`, with `plugin-lib`"
         raise
@@ -282,7 +292,7 @@ def _reference_check(judge: Verifier, original: Model, outcome: EngineOutcome, _
     """Compares the original's FP32 engine with ONNX Runtime, which only shows errors of the library."""
     assert judge.expected is not None
     standard = Standard.of(original, TOLERANCES["fp32"])
-    check, judged = run_check(judge.expected.exact, [outcome], standard)
+    check, judged = run_check(judge.expected.of_model, [outcome], standard)
     if not outcome.ran:
         problem = f"the original did not run here: {outcome.problem}"
         return Check("reference", None, problem, details=check.details[2:])
@@ -294,22 +304,6 @@ def _reference_check(judge: Verifier, original: Model, outcome: EngineOutcome, _
         judged.comparisons,
         () if judged.passed else ("this library computes the original itself differently",),
     )
-
-
-def _require_same_ports(original: Model, fixed: Model) -> None:
-    """Refuses models with inputs or outputs of different names; types may differ."""
-    for ports in ("inputs", "outputs"):
-        names = [[port.name for port in getattr(model.signature, ports)] for model in (original, fixed)]
-        missing, extra = ([n for n in names[i] if n not in names[1 - i]] for i in (0, 1))
-        if missing or extra:
-            faults = [f"lacks {', '.join(missing)}"] if missing else []
-            faults += [f"has {', '.join(extra)} in addition"] if extra else []
-            raise UsageError(
-                f"it is not a version of {original.path or 'the original'}: of the {ports}, "
-                f"it {' and '.join(faults)}",
-                where=str(fixed.path or "the fixed model"),
-                hint="give the original first, then the model that was made from it",
-            )
 
 
 def _warnings(chosen: Choice, samples: Samples) -> Iterator[str]:

@@ -180,7 +180,7 @@ class FixOptions(DataOptions, EngineOptions):
         skip: Leave these passes out.
         refittable: Keep weights and their names. Leaves out the passes that merge, fold or scale weights.
             TensorRT can then refit an engine of the result by name, in the types of the result.
-        opset: Operator set [17; BF16: 22].
+        opset: Operator set [17; Q/DQ: 19; BF16: 22].
         target: tensorrt, tensorrt-rtx, 10.3. The TensorRT that will build the result; by default
             TensorRT-RTX if it checks the result here. A GPU may follow (`10.13 sm_110`). Other names are
             jetpack-6.2, jetpack-7.1, jetpack-7.2.2 and dla.
@@ -211,6 +211,8 @@ class FixOptions(DataOptions, EngineOptions):
             costs.
         metric: Measure of accuracy; by default relative-l2. The unit of `tolerance`: a name, or your own
             Python function.
+        against: Judge by this model, such as the one before quantisation. A result may be as far from it as
+            MODEL itself, and further by the tolerance. Its inputs and outputs have the same names and shapes.
         verify: Run the checks. Emulate the result, compare it with the original, build it, and run it if
             there is a GPU.
         build: Build and run an engine. A part of the checks.
@@ -259,6 +261,7 @@ class FixOptions(DataOptions, EngineOptions):
     tolerance: float | None = option(None, SEARCH, "ERROR", check=finite)
     max_latency_cost: float | None = option(None, SEARCH, "SHARE", read=share_from_text, least=0.0)
     metric: str | None = option(None, SEARCH, "NAME", offers=f"{METRICS}.keys")
+    against: AnyPath | Any = option(None, OUTCOME, "FLOAT.onnx", kind=Path, set_in=ONE_RUN)
     verify: bool = option(True, OUTCOME)
     build: bool = option(True, OUTCOME)
     accumulation: Literal["fp32", "fp16"] | None = option(None, OUTCOME)
@@ -301,6 +304,7 @@ class BatchCommand(FixOptions):
     in_place: bool = like(FixOptions, "in_place", set_in=("python",))
     dry_run: bool = like(FixOptions, "dry_run", set_in=("python",))
     save_plan: AnyPath | None = like(FixOptions, "save_plan", set_in=("python",))
+    against: AnyPath | Any = like(FixOptions, "against", set_in=("python",))
     manifest: Path | None = option(None, MANY, "FILE.toml", set_in=COMMAND)
     jobs: int = option(0, MANY, set_in=COMMAND, least=1)
     memory: float | None = option(None, MANY, "GIB", set_in=COMMAND)
@@ -349,6 +353,7 @@ class VerifyOptions(DataOptions, EngineOptions):
         tolerance: What is allowed [by the types]. Largest error of the worst output, sample and build, in
             the unit of `metric`. A `Tolerance` has its own metric and source.
         metric: Of the tolerance.
+        against: As for `fix`: the fixed model may be as far from this one as the original is.
         accumulation: Emulated sums of FP16 [as in `fix`]. Default: what `fix` judged the file by, else the
             target's.
         build: Without a GPU, TensorRT-RTX's build.
@@ -359,6 +364,7 @@ class VerifyOptions(DataOptions, EngineOptions):
     timeout: float = like(FixOptions, "timeout", panel=ENGINE)
     tolerance: float | Tolerance | None = like(FixOptions, "tolerance", panel=OUTCOME, metavar="VALUE")
     metric: str = like(FixOptions, "metric", default="relative-l2", panel=OUTCOME)
+    against: AnyPath | Any = like(FixOptions, "against")
     accumulation: Literal["fp32", "fp16"] | None = like(FixOptions, "accumulation")
     build: bool = like(FixOptions, "build", set_in=("python",))
     timing: bool = option(True, set_in=("python",))

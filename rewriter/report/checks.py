@@ -72,6 +72,7 @@ def limit_lines(check: Check) -> Iterator[str]:
 ORIGINS = {
     "conditioning": "since rounding in another place moves it by {} already",
     "as-fp32": "since the network's own FP32 engine (TF32) has an error of {}",
+    "as-original": "since the original itself has {} against the model that it was made from",
     "as-set": "since its rows are compared in any order",
 }
 """Why a limit is not the usual one, by `Allowance.reason`; `{}` is the error that was measured."""

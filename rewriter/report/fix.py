@@ -338,6 +338,7 @@ def _verify(result: FixResult) -> str:
     if source is None or (result.verdict is not None and ran(result.verdict.checks)):
         return ""
     words = ["rewriter", "verify", source, Path(str(result.output)), *data_words(data)]
+    words += ["--against", result.against] if result.against is not None else []
     if limit := noted_tolerance(result.model):
         words += ["--tolerance", f"{limit.value!r}"]
         words += ["--metric", limit.metric] if limit.metric != RELATIVE_L2 else []

@@ -9,7 +9,7 @@ from itertools import cycle
 from typing import Literal
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.base.errors import ArithmeticRunError
 from rewriter.ir.graph.ops import TENSOR_CORE
@@ -19,11 +19,12 @@ from rewriter.runtime.emulation import Accumulation, emulation, reference, round
 from rewriter.runtime.emulation.divergence import NodeError, diverge
 from rewriter.runtime.emulation.recurrences import kept_whole
 from rewriter.runtime.engines.onnxruntime import Session
+from rewriter.runtime.metrics.detections import Detections
 from rewriter.runtime.metrics.outputs import Allowance, OutputComparison, worst_of_samples
 from rewriter.runtime.metrics.pairwise_error import degenerate
-from rewriter.runtime.metrics.parts import Parts
+from rewriter.runtime.metrics.parts import Parts, chance
 from rewriter.runtime.metrics.tolerances import RELATIVE_L2, TOLERANCES, USABLE, Tolerance, precision_of
-from rewriter.verification.compare_runs import Standard, compare_outputs
+from rewriter.verification.compare_runs import RunComparison, Standard, compare_outputs
 from rewriter.verification.expected import Expected, Outputs, as_declared, run_all, selects_rows, with_states
 from rewriter.verification.verdict import Check
 
@@ -33,6 +34,18 @@ SMALL_STATE = 1e-2
 BOTH_ROUND = 2.0
 """Largest distance of two models that both round every tensor, in units of the distance of one from the exact
 results, by the triangle inequality."""
+
+FLIPS = (
+    (TensorProto.FLOAT16, 1.0, 1.0),
+    (TensorProto.FLOAT16, 1.4, 1.0),
+    (TensorProto.BFLOAT16, 1.0, 8.0**-0.5),
+)
+"""Roundings of what quantisers read: type, factor before it, and share of the error that counts. Each flips
+other buckets. BF16 flips 8 times as many, so that a small network shows some, and squared errors add up.
+On 60 samples of ten networks plain FP16 had up to 1.8 times their largest error, and once 3.8 times."""
+
+UNIT = "rounded/unit"
+"""Name of the constant that `_rounded_before_quantisers` adds."""
 
 REORDERED = 2.0
 """Errors that a check allows where the network's own conditioning exceeds a tolerance, in units of what
@@ -48,6 +61,10 @@ SAME_SAMPLE = 2.0
 passes, the error of TF32 (emulated) is 0.2 to 1.6 times the error without them on samples of MobileOne-S4,
 SKResNet-50 and RT-DETR. 2 still rejects the rules' plan of RexNet-R 150, which has an error of 0.010 to 0.022
 on all samples, where TF32 has 0.012 on one and 0.005 on four."""
+
+NO_WORSE = 1.15
+"""Ratio of two errors up to which one is no worse than the other: random rounding changes errors of one
+network by less. No search has a goal that is closer to FP32's error."""
 
 Rounds = Sequence[Sequence[OutputComparison]]
 """The outputs of an engine for each sample, or none if it does not run."""
@@ -91,7 +108,7 @@ def check_structure(
 
 def _own_rounding(expected: Expected, model: Model) -> dict[str, float]:
     """Returns the error that rounding as written may add to each output; 0 if nothing finite is left."""
-    outputs = compare_outputs(expected.exact, expected.as_written, _distance(model)).comparisons
+    outputs = compare_outputs(expected.of_model, expected.as_written, _distance(model)).comparisons
     return {o.name: BOTH_ROUND * o.relative_l2 if np.isfinite(o.relative_l2) else 0.0 for o in outputs}
 
 
@@ -135,7 +152,8 @@ def check_emulation(
     if check.passed is None:
         return check
     wrong = _wrong_states(expected.states, runs, held.tolerance.value)
-    check = replace(check, passed=check.passed and not wrong, details=(*check.details, *wrong))
+    right, details = check.passed and not wrong, (*check.details, *wrong)
+    check = replace(check, passed=right, details=details, wrong_states=tuple(wrong))
     how = low.upper() + " emulated"
     how += f", sums in {sums(fixed, accumulation)}" if accumulation == "fp16" else ""
     summary = f"{how}: {check.error_words(held.tolerance.value)}"
@@ -175,61 +193,109 @@ def conditioning(model: Model, samples: Sequence[Outputs], expected: Expected) -
     ONNX Runtime with its graph optimisations computes the same model with fused kernels. No result can be
     judged closer than that: a network whose boxes move by 1.6e-2 then has no outputs to that precision.
 
-    A quantised network also runs with only the inputs of its quantisers rounded to FP16, which is the least
-    that FP16 does to it: values near the border of two buckets fall into the other one.
+    A quantised network also runs with only the inputs of its quantisers rounded, which is the least that FP16
+    does to it: values near the border of two buckets fall into the other one (`FLIPS`).
 
     Returns:
         Errors of finite outputs, the worst of the samples and runs; empty if none of them runs.
     """
     wide, errors = reference(model), dict[str, float]()
-    for variant, optimize in ((wide, True), (_rounded_before_quantisers(wide), False)):
-        if variant is None:
-            continue
+    for dtype, factor, share in ((0, 1.0, 1.0), *(FLIPS if quantises(wide) else ())):
+        variant = _rounded_before_quantisers(wide, dtype, factor) if dtype else wide
         try:
-            with Session(variant, optimize=optimize) as session:
+            with Session(variant, optimize=not dtype) as session:
                 outputs = [session.run(sample) for sample in samples]
         except ArithmeticRunError:
             continue
-        judged = compare_outputs(expected.exact, outputs, _distance(model), parts=expected.parts)
+        judged = compare_outputs(expected.of_model, outputs, _distance(model), parts=expected.parts)
         for output in (o for o in judged.comparisons if o.finite):
-            errors[output.name] = max(errors.get(output.name, 0.0), output.relative_l2)
+            errors[output.name] = max(errors.get(output.name, 0.0), share * output.relative_l2)
     return errors
 
 
-def _rounded_before_quantisers(wide: Model) -> Model | None:
-    """The model with each computed input of a QuantizeLinear rounded to FP16; None without one."""
-    if not any(node.op_type == "QuantizeLinear" for node in wide.proto.graph.node):
-        return None
+def quantises(model: Model) -> bool:
+    """True for a quantised network: it has a QuantizeLinear of a computed tensor."""
+    graph = model.proto.graph
+    constants = {tensor.name for tensor in graph.initializer}
+    return any(n.op_type == "QuantizeLinear" and n.input[0] not in constants for n in graph.node)
+
+
+def _rounded_before_quantisers(wide: Model, dtype: int, factor: float) -> Model:
+    """The model with each computed input of a QuantizeLinear rounded to `dtype`, in units of 1 / `factor`."""
     model = wide.copy()
     graph = model.proto.graph
     constants = {t.name for t in graph.initializer}
     nodes = list[NodeProto]()
     for index, node in enumerate(graph.node):
         if node.op_type == "QuantizeLinear" and node.input[0] not in constants:
-            low, high = (f"{node.input[0]}/{kind}{index}" for kind in ("fp16", "fp32"))
-            nodes.append(helper.make_node("Cast", [node.input[0]], [low], to=TensorProto.FLOAT16))
-            nodes.append(helper.make_node("Cast", [low], [high], to=TensorProto.FLOAT))
-            node.input[0] = high
+            x, a, b, c, d = (node.input[0], *(f"{node.input[0]}/{index}.{step}" for step in range(4)))
+            nodes.append(helper.make_node("Mul", [x, UNIT], [a]))
+            nodes.append(helper.make_node("Cast", [a], [b], to=dtype))
+            nodes.append(helper.make_node("Cast", [b], [c], to=TensorProto.FLOAT))
+            nodes.append(helper.make_node("Div", [c, UNIT], [d]))
+            node.input[0] = d
         nodes.append(node)
-    if len(nodes) == len(graph.node):
-        return None
+    graph.initializer.append(numpy_helper.from_array(np.array(factor, np.float32), UNIT))
     replace_items(graph.node, nodes)
     model.mark_edited()
     return model
 
 
-def excused(check: Check, conditioning: Callable[[], Mapping[str, float]]) -> Check:
+def excused(
+    check: Check, conditioning: Callable[[], Mapping[str, float]], *, quantised: bool = False
+) -> Check:
     """Judges a failed check again where another order of the original's own sums explains the error.
 
     Args:
-        conditioning: As the function of that name; only called for a failed check.
+        conditioning: As the function of that name; only called where it may count.
+        quantised: True for a quantised network, whose limits are these for every result (docs/int8-fp8.md).
     """
-    if check.passed is not False:
+    if check.passed is None or (check.passed and not quantised):
         return check
     errors = conditioning()
     limits = {name: REORDERED * error for name, error in errors.items()}
     words = f"rounding in another place moves the result by {max(errors.values(), default=0.0):.2g}"
     return _allowing(check, [limits], words, "conditioning", errors)
+
+
+def as_original(check: Check, own: RunComparison, *, asked: bool = False) -> Check:
+    """Allows outputs the original's error against the model that it was made from, and the tolerance.
+
+    A result in other types is another draw of the quantiser's noise: on 40 samples of five networks in INT8
+    and FP8, with 20 outputs each, plain FP16 was 0.65 to 1.5 times as far as the original (docs/int8-fp8.md).
+
+    Args:
+        own: The original's outputs, compared with that model's.
+        asked: True for a tolerance of the user's, which chance makes no larger.
+    """
+    if check.passed is None or not own.rounds:
+        return check
+    by_name = {output.name: output for output in own.comparisons if output.finite}
+    rounds = tuple(
+        tuple(_as_original(o, by_name, {p.name: p.relative_l2 for p in same}, asked) for o in outputs)
+        for outputs, same in zip(check.rounds, cycle(own.rounds), strict=False)
+    )
+    outputs, boxes = worst_of_samples(rounds), check.detections
+    found = boxes is None or asked or boxes.no_worse(own.detections or Detections())
+    passed = found and not check.wrong_states and all(o.passed for o in outputs)
+    allowed = replace(check, outputs=outputs, rounds=rounds, passed=passed)
+    return replace(allowed, summary=check.summary.replace(check.error_words(0.0), allowed.error_words(0.0)))
+
+
+def _as_original(
+    output: OutputComparison, worst: Mapping[str, OutputComparison], same: Mapping[str, float], asked: bool
+) -> OutputComparison:
+    """An output in one sample; `worst` has the original's in its worst sample, `same` in this one."""
+    own = worst.get(output.name)
+    if own is None:
+        return output
+    few = output.chance if output.of else chance(int(own.carriers))
+    error = own.relative_l2 * (1.0 if asked else max(NO_WORSE, few))
+    if few < AS_FP32:  # else chance decides on which sample it is far
+        error = min(error, SAME_SAMPLE * same[output.name])
+    limit = max(output.tolerance, error + output.usual)
+    allowance = Allowance("as-original", output.usual, own.relative_l2)
+    return replace(output, tolerance=limit, allowance=allowance)
 
 
 def as_fp32(
@@ -397,11 +463,11 @@ def _allowing(
     if rounds == check.rounds:
         return check
     outputs = worst_of_samples(rounds)
-    passed, summary = all(o.passed for o in outputs), f"{check.summary}; {words}"
-    allowed = replace(check, outputs=outputs, rounds=rounds, summary=summary)
-    if passed:
-        return replace(allowed, passed=True, excuse=reason)
-    return replace(allowed, summary=summary.replace(check.error_words(0.0), allowed.error_words(0.0)))
+    allowed = replace(check, outputs=outputs, rounds=rounds)
+    if not check.passed and not check.wrong_states and all(o.passed for o in outputs):
+        allowed = replace(allowed, passed=True, excuse=reason)
+    summary = check.summary.replace(check.error_words(0.0), allowed.error_words(0.0))
+    return replace(allowed, summary=f"{summary}; {words}")
 
 
 def _allowed(output: OutputComparison, error: float, row: float, allowance: Allowance) -> OutputComparison:

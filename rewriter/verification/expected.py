@@ -3,20 +3,22 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from onnx import NodeProto, helper
 
+from rewriter.base.errors import ArithmeticRunError, UsageError
 from rewriter.ir.graph import reads, states
 from rewriter.ir.graph.ops import LOOPS, RECURRENT
-from rewriter.ir.model import Array, Model, walk_nodes
+from rewriter.ir.model import Array, Model, load, walk_nodes
 from rewriter.ir.model.graphs import subgraphs
 from rewriter.ir.model.schemas import EXCHANGEABLE, NUMPY_TYPES, logical_name
 from rewriter.runtime.emulation import reference, rounded
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.inputs import Samples
 from rewriter.runtime.metrics.parts import Part, parts_of
-from rewriter.runtime.metrics.tolerances import precision_of
+from rewriter.runtime.metrics.tolerances import RELATIVE_L2, precision_of
 
 Outputs = Mapping[str, Array]
 
@@ -33,11 +35,18 @@ class Expected:
         as_written: Rounded where the model rounds: the reference for structural passes. The same as `exact`
             for an FP32 model.
         states: As `exact`, the final states of recurrences that nothing reads, by the names of `with_states`.
+        own: The model's own outputs as `exact`, where these are another model's that it was made from.
     """
 
     exact: Sequence[Outputs]
     as_written: Sequence[Outputs]
     states: Sequence[Outputs] = ()
+    own: Sequence[Outputs] = ()
+
+    @property
+    def of_model(self) -> Sequence[Outputs]:
+        """The outputs of the user's model in FP32."""
+        return self.own or self.exact
 
     @cached_property
     def parts(self) -> Mapping[str, tuple[Part, ...]]:
@@ -64,11 +73,15 @@ def judging(samples: Samples, most: int = MOST_SAMPLES) -> list[int]:
     return [*sorted(np.argsort(-sizes, kind="stable")[: most - 1].tolist()), last]
 
 
-def expected_outputs(model: Model, samples: Sequence[Outputs]) -> Expected:
+def expected_outputs(model: Model, samples: Sequence[Outputs], against: Model | None = None) -> Expected:
     """Runs the user's model on ONNX Runtime, without optimisations.
+
+    Args:
+        against: The model that it was made from, whose outputs results are judged by.
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the model.
+        UsageError: `against` does not run, or an output of it has another shape.
     """
     own = {port.name for port in model.signature.outputs}
     everything = run_all(reference(with_states(model)), samples)
@@ -77,7 +90,49 @@ def expected_outputs(model: Model, samples: Sequence[Outputs]) -> Expected:
         for kept in (True, False)
     )
     as_written = exact if precision_of(model) == "fp32" else run_all(rounded(model), samples)
-    return Expected(exact, as_written, final)
+    if against is None:
+        return Expected(exact, as_written, final)
+    try:
+        judging = run_all(reference(against), [as_declared(against, sample) for sample in samples])
+    except ArithmeticRunError as error:
+        what = f"it does not run on the samples: {error.what}"
+        raise UsageError(what, option="against", hint="its inputs have to have the same shapes") from error
+    for ours, theirs in zip(exact, judging, strict=True):
+        if name := next((name for name in ours if ours[name].shape != theirs[name].shape), ""):
+            shapes = f"{list(theirs[name].shape)}, not {list(ours[name].shape)}"
+            what = f"its output {name} has the shape {shapes}"
+            raise UsageError(what, option="against", hint="name the model that this one was made from")
+    return Expected(judging, as_written, final, exact)
+
+
+def require_same_ports(original: Model, other: Model, hint: str) -> None:
+    """Refuses a model with inputs or outputs of other names than the original's; types may differ."""
+    for ports in ("inputs", "outputs"):
+        names = [[port.name for port in getattr(model.signature, ports)] for model in (original, other)]
+        missing, extra = ([n for n in names[i] if n not in names[1 - i]] for i in (0, 1))
+        if missing or extra:
+            faults = [f"lacks {', '.join(missing)}"] if missing else []
+            faults += [f"has {', '.join(extra)} in addition"] if extra else []
+            what = f"it is not a version of {original.path or 'the original'}: of the {ports}, "
+            raise UsageError(
+                what + f"it {' and '.join(faults)}", where=str(other.path or "the other model"), hint=hint
+            )
+
+
+def load_origin(source: Any, model: Model, metric: str) -> Model | None:
+    """The model of the option `against` for a user's model; None without one.
+
+    Raises:
+        UsageError: it is no version of the model, or the metric is not relative L2.
+    """
+    if source is None:
+        return None
+    if metric != RELATIVE_L2:
+        hint = "`verify FLOAT.onnx FIXED.onnx` measures the whole loss by any metric"
+        raise UsageError(f"it judges by relative L2, not by {metric}", option="against", hint=hint)
+    origin = load(source)
+    require_same_ports(model, origin, "`against` takes the model that it was made from, with the same names")
+    return origin
 
 
 def unread_states(model: Model) -> Iterator[tuple[NodeProto, int, int, str]]:

@@ -14,6 +14,7 @@ from rewriter.runtime.inputs.samples import DataSource
 from rewriter.runtime.metrics.detections import Detections
 from rewriter.runtime.metrics.outputs import OutputComparison, OutputStatistics
 from rewriter.runtime.metrics.pictures import Picture
+from rewriter.runtime.metrics.tolerances import USABLE
 
 GOALS = frozenset({"tolerance", "max-latency-cost", "search"})
 """Checks of a search's goal, which verify nothing about the written model."""
@@ -85,6 +86,7 @@ class Check:
         worst: The nodes that add most of a failed emulation's error, largest first.
         advice: What to do about a build or run that failed; `details` has it, too.
         shapes: Of `PROFILE`: the shapes that were run, for people.
+        wrong_states: A sentence for each final state that nothing reads and that is wrong: no excuse.
         detections: The boxes above the threshold, of outputs that are recognised as boxes.
     """
 
@@ -107,6 +109,7 @@ class Check:
     device: str = ""
     advice: str = ""
     shapes: str = ""
+    wrong_states: tuple[str, ...] = ()
     detections: Detections | None = None
 
     @property
@@ -185,7 +188,7 @@ def ran(checks: Iterable[Check]) -> bool:
 PLUGINS = "plugins"
 """Check of what plugins compute that are not here: it is never made, and says so."""
 
-GapKind = Literal["data", "build", "tf32", "plain", "plugins", "fp32"]
+GapKind = Literal["data", "build", "tf32", "plain", "plugins", "fp32", "original"]
 
 
 @dataclass(frozen=True)
@@ -194,7 +197,8 @@ class Gap:
 
     Attributes:
         kind: The samples prove nothing; no engine was built; right only with TF32 off, or as wrong as
-            TF32; less accurate than plain FP16; not run from its plugins on; nothing lowered.
+            TF32; less accurate than plain FP16; not run from its plugins on; nothing lowered; the original
+            is too far from the model that it was made from.
         brief: "" where the first line says so in other words.
     """
 
@@ -231,6 +235,13 @@ def gaps(
     if worse:
         reason = f"the accuracy of plain FP16 on {worse}"
         found.append(Gap("plain", "less accurate than plain FP16", reason))
+    lost = [output for check in checks for output in check.outputs if output.unusable]
+    if lost:
+        errors = {o.name: o.allowance.measured for o in lost if o.allowance is not None}
+        name = max(errors, key=errors.__getitem__)
+        reason = f"an accurate original: it has {errors[name]:.2g} on {name} against the model that it was "
+        reason += f"made from; beyond {USABLE} a result is of no use"
+        found.append(Gap("original", "as inaccurate as the original", reason))
     run = any(check.name == "run" and check.passed for check in checks)
     if not run and not any(check.name == "build" and (check.built or check.passed) for check in checks):
         build = next((check.summary for check in checks if check.name == "build"), no_build)

@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -33,6 +33,7 @@ from rewriter.target import Target
 from rewriter.verification.arithmetic_checks import (
     Rounds,
     as_fp32,
+    as_original,
     check_emulation,
     check_structure,
     conditioning,
@@ -40,6 +41,7 @@ from rewriter.verification.arithmetic_checks import (
     excused,
     fp32_products,
     limited_by_tf32,
+    quantises,
     without_tf32,
 )
 from rewriter.verification.build_check import (
@@ -72,6 +74,7 @@ class Verifier:
         deployment: Engine and plugins. `spans`: the optimisation profile, shapes of the samples included.
         timeout_s: Deadline of a build, and of a run.
         folder: For engines; what is in it lives as long as the run.
+        against: The model that the original was made from: `expected.exact` has its outputs.
         asked: True if the tolerance is the user's own: nothing excuses an error beyond it but conditioning.
         verify, build: The options. `real`: True if the samples are the user's data.
         target: The TensorRT that results are for; `plugin_types`: the operators of the user's plugins.
@@ -89,6 +92,7 @@ class Verifier:
     stage: Stopwatch
     indices: Sequence[int] = ()
     asked: bool = False
+    against: Model | None = None
     verify: bool = True
     build: bool = True
     real: bool = False
@@ -124,7 +128,7 @@ class Verifier:
             check = check_structure(self.expected, structured, changed, self.samples, chosen)
             if check.passed is False and began_on_cuda():
                 with on_cuda(False):
-                    expected = expected_outputs(self.original, self.samples)
+                    expected = expected_outputs(self.original, self.samples, self.against)
                     check = check_structure(expected, structured, changed, self.samples)
             yield excused(check, lambda: self.conditioning)
 
@@ -143,12 +147,37 @@ class Verifier:
                 held,
                 float64=self.lost_float64,
             )
-            check = excused(emulate(), lambda: self.conditioning)
-            chance, engine = errs_by_chance(fixed), "its FP32 engine (TF32, emulated)"
-            check = as_fp32(
-                check, lambda: self.emulated_fp32, engine, by_chance=chance, parts_alone=self.asked
-            )
-            return without_tf32(check, partial(emulate, tf32=False)) if fp32_products(fixed) else check
+            engine = "its FP32 engine (TF32, emulated)"
+            check = self.excused(emulate(), fixed, lambda: self.emulated_fp32, engine)
+            if not fp32_products(fixed):
+                return check
+            return without_tf32(check, lambda: self.beside_original(emulate(tf32=False)))
+
+    def excused(
+        self, check: Check, fixed: Model | None = None, rounds: Callable[[], Rounds] = list, engine: str = ""
+    ) -> Check:
+        """Judges a check again by the error of the original: by rounding in another place, and its engine's.
+
+        With `against`, by its error against that model: in FP32, and with TF32 in its engine.
+
+        Args:
+            rounds: The outputs of the original's own FP32 engine; `engine`: that engine, in words.
+        """
+        if self.against is not None:
+            check = self.beside_original(check)
+            if check.passed is not False or self.asked or fixed is None:
+                return check
+            check = as_original(check, RunComparison(tuple(map(tuple, rounds()))))
+            return replace(check, excuse="as-fp32") if check.passed else check
+        check = excused(check, lambda: self.conditioning, quantised=quantises(self.original))
+        if fixed is None:
+            return check
+        chance = errs_by_chance(fixed)
+        return as_fp32(check, rounds, engine, by_chance=chance, parts_alone=self.asked)
+
+    def beside_original(self, check: Check) -> Check:
+        """The check, where outputs may be as far from `against` as the original's; the same without one."""
+        return check if self.against is None else as_original(check, self.own, asked=self.asked)
 
     def at_last(self, check: Check, fixed: Model, precision: str) -> Check:
         """The check of the result itself: one whose error TF32 explains is no failure, and no proof."""
@@ -168,7 +197,7 @@ class Verifier:
             variant = self.variant(fixed, path, folder / "samples", tf32=False)
             outcomes = measure([variant], replace(self.settings, timing=None, builds=1), folder)
             standard, parts = self.standards[precision], self.expected.parts
-            return run_check(self.expected.exact, outcomes, standard, parts=parts)[0]
+            return self.beside_original(run_check(self.expected.exact, outcomes, standard, parts=parts)[0])
 
     def built(self, fixed: Model, plan: Plan | None) -> tuple[list[Check], Path | None]:
         """Builds a model, and runs it where an engine runs here.
@@ -236,7 +265,7 @@ class Verifier:
             for each in ends(spans, self.samples):
                 fed = at_shapes(self.samples, each)
                 with suppress(ArithmeticRunError):
-                    exact += run_all(reference(self.original), [fed])
+                    exact += run_all(reference(self.against or self.original), [fed])
                     shapes.append(each)
                     feeds.append(as_declared(fixed, fed))
             if not shapes:
@@ -280,6 +309,13 @@ class Verifier:
             return replace(check, name=ORIGINAL)
 
     @cached_property
+    def own(self) -> RunComparison:
+        """The original's outputs in FP32, compared with the outputs of `against`."""
+        assert self.expected is not None
+        exact, parts = self.expected.exact, self.expected.parts
+        return compare_outputs(exact, self.expected.of_model, _tf32(self.original), parts=parts)
+
+    @cached_property
     def conditioning(self) -> Mapping[str, float]:
         """Error of each output when the original's sums run in another order; needed where a check fails."""
         if self.expected is None:
@@ -313,7 +349,7 @@ class Verifier:
         original = self.original
         wide, expected, held = import_float64(original), self.expected, _tf32(original)
         if wide is not original:
-            expected = expected_outputs(wide, self.samples)
+            expected = expected_outputs(wide, self.samples, self.against)
         return check_emulation(expected, reference(wide), "fp32", self.samples, "fp32", held).rounds
 
     @cached_property
@@ -327,7 +363,7 @@ class Verifier:
             outputs = run_all(reference(single), self.samples)
         except ArithmeticRunError:
             return ""
-        judged = compare_outputs(self.expected.exact, outputs, _tf32(original), parts=self.expected.parts)
+        judged = compare_outputs(self.expected.of_model, outputs, _tf32(original), parts=self.expected.parts)
         if all(output.passed for output in judged.comparisons):
             return ""
         seen = analyses(original, measure_ranges(reference(original), self.samples), PrecisionRequest())
@@ -407,9 +443,7 @@ class Verifier:
         engine, noise = self.deployment.choose().engine, noise_reason(self.original)
         if noise and engine and this_machine.ENGINES[engine].builds and all(o.ran for o in outcomes):
             return Check("run", None, f"not compared: {noise}", device=check.device), judged
-        check = excused(check, lambda: self.conditioning)
-        chance, words = errs_by_chance(fixed), "the network's own FP32 engine"
-        check = as_fp32(check, lambda: self.fp32_engine, words, by_chance=chance, parts_alone=self.asked)
+        check = self.excused(check, fixed, lambda: self.fp32_engine, "the network's own FP32 engine")
         return check, judged
 
     def variant(

@@ -21,7 +21,7 @@ from rewriter.ir.graph import display_name
 from rewriter.ir.graph.ops import PRODUCTS, TENSOR_CORE
 from rewriter.jobs.fix.attempt import PLAIN, PLAIN_STEPS, Attempt, attempt, changing, estimated_us, rewrite
 from rewriter.jobs.fix.job import Candidate, FixJob
-from rewriter.jobs.fix.selection import MAX_ERROR_OVER_PLAIN_FP16, MOST_FOR_PLAIN, Attempts, Selection
+from rewriter.jobs.fix.selection import MOST_FOR_PLAIN, Attempts, Selection
 from rewriter.jobs.fix.workload import Workload
 from rewriter.jobs.search.goal import NOISE, Budget, ErrorLimit
 from rewriter.passes.base import Pass, Stage
@@ -29,7 +29,7 @@ from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.simplify import Simplify
 from rewriter.pipeline.presets import with_epilogues
 from rewriter.runtime.metrics.tolerances import RELATIVE_L2
-from rewriter.verification.arithmetic_checks import AS_FP32, check_structure
+from rewriter.verification.arithmetic_checks import AS_FP32, NO_WORSE, check_structure
 
 CLEARLY_FASTER = 0.8
 """Without an engine, largest share of a plan's estimated latency at which FP32 is faster for certain: where
@@ -150,7 +150,7 @@ def _match_plain_fp16(attempts: Attempts) -> Iterator[Candidate]:
     yield (nearest := first.candidate.changed("weights rounded to nearest", steps=steps))
     faster = any(first.changed(step) for step in _preferred_steps(first.candidate))
     if faster and attempts.worse_than_plain(attempts.latest_attempt):
-        limit = MAX_ERROR_OVER_PLAIN_FP16 * attempts.plain_error
+        limit = NO_WORSE * attempts.plain_error
         worst = _worst_sample(attempts, first)
         goal = ErrorLimit(limit, attempts.workload.job.metric, (attempts.workload.verifier.indices[worst],))
         yield first.candidate.changed("FP32 until it is as close as plain FP16", goal=goal)
@@ -319,7 +319,7 @@ def _wanted(attempts: Attempts, share: float, seen: tuple[int, ...]) -> ErrorLim
         return replace(asked, tolerance=asked.tolerance * less, worst=worst)
     check = missed.arithmetic
     fp32 = 0.0 if check is None else attempts.workload.verifier.error_in_fp32(check)
-    limit = max(max(limit, AS_FP32 * fp32) * closer, MAX_ERROR_OVER_PLAIN_FP16 * fp32)
+    limit = max(max(limit, AS_FP32 * fp32) * closer, NO_WORSE * fp32)
     return ErrorLimit(limit, job.metric, worst)
 
 

@@ -102,6 +102,7 @@ class FixResult(Summary):
         side_by_side: With the option `page`: the worst sample before and after.
         conclusion: How it ended, with the limit and the remedy of a failure.
         judged: Number of samples that judged it.
+        against: File of the model that it was judged by, if that is not the original.
         latency_shares: Its latency as a share of FP32's and of plain FP16's.
     """
 
@@ -125,6 +126,7 @@ class FixResult(Summary):
     conclusion: Conclusion = UNVERIFIED
     side_by_side: SideBySide | None = None
     judged: int = 0
+    against: Path | None = None
     latency_shares: tuple[LatencyShare, ...] = ()
 
     @property
@@ -160,7 +162,8 @@ class FixResult(Summary):
         if share is None or any(check.device == CPU for check in self.checks):
             return ""
         words = gain(share.share, "FP32", "" if share.measured else " (estimated)")
-        exact = self.conclusion.kind == "verified" and not self.conclusion.worse
+        lost = self.conclusion.worse or any(gap.kind == "original" for gap in self.gaps)
+        exact = self.conclusion.kind == "verified" and not lost
         alike = exact and share.share <= NO_GAIN
         return f"{words}, as accurate" if alike else words
 

@@ -20,6 +20,7 @@ from rewriter.jobs.search.goal import NOISE
 from rewriter.pipeline.presets import PRESETS
 from rewriter.runtime.metrics.tolerances import TOLERANCES
 from rewriter.target.costs import KERNEL_US, ORIGIN
+from rewriter.verification.arithmetic_checks import NO_WORSE
 from rewriter.verification.verdict import ARITHMETIC, Check
 
 AFFORDED_S = 60.0
@@ -33,10 +34,6 @@ processes were measured to differ by 6 to 10 % on one GPU."""
 
 ALIKE = 1.05
 """Ratio of two errors that TF32 causes, merely by chance, in plans with the same FP32 products."""
-
-MAX_ERROR_OVER_PLAIN_FP16 = 1.15
-"""Ratio of an output's error to plain FP16's from which a plan is worse: random rounding changes errors of
-one network by less. No search has a goal that is closer to FP32's error."""
 
 BEYOND_CHANCE = 2.33
 """Standard deviations of a difference that chance exceeds in 1 of 100 cases."""
@@ -88,7 +85,7 @@ class OutputError:
     carriers: float
 
     def is_larger(self, other: OutputError) -> bool:
-        return self.worst > max(MAX_ERROR_OVER_PLAIN_FP16 * other.worst, AS_EXACT)
+        return self.worst > max(NO_WORSE * other.worst, AS_EXACT)
 
     def is_worse(self, other: OutputError) -> bool:
         """True if it is larger than the error of another form of the network by more than chance.
@@ -99,7 +96,7 @@ class OutputError:
         """
         few = max(self.carriers, other.carriers, 1.0)
         by_chance = math.exp(BEYOND_CHANCE / math.sqrt(2.0 * few))
-        return self.is_larger(other) and self.rms > max(MAX_ERROR_OVER_PLAIN_FP16, by_chance) * other.rms
+        return self.is_larger(other) and self.rms > max(NO_WORSE, by_chance) * other.rms
 
 
 def output_errors(check: Check) -> dict[str, OutputError]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from onnx import TensorProto
 
 from rewriter.base.stopwatch import OutOfTimeError, Stopwatch, within
-from rewriter.ir.model import save, set_metadata
+from rewriter.ir.graph.ops import QUANTISING
+from rewriter.ir.model import Model, save, set_metadata, walk_nodes
 from rewriter.ir.model.output_files import work_folder
 from rewriter.ir.model.tensors import FLOATS
 from rewriter.ir.plan import io_type
@@ -28,12 +29,15 @@ from rewriter.runtime.engines.onnxruntime import on_cuda
 from rewriter.runtime.inputs.sizes import Room, room
 from rewriter.runtime.metrics.tolerances import precision_of
 from rewriter.runtime.ranges.depth import along_depth
-from rewriter.verification.arithmetic_checks import explained
+from rewriter.verification.arithmetic_checks import explained, quantises
 from rewriter.verification.expected import MOST_SAMPLES
 from rewriter.verification.verdict import ARITHMETIC, Check, Verdict, deciding
 
 EXPLAINED, LEAST_EXPLAINED_S = 0.1, 10.0
 """Share of `repair-seconds`, and least wall time, in which a failed emulation is compared node by node."""
+
+QUANTISED_OPSET = 19
+"""First operator set in which scales and results of QuantizeLinear and DequantizeLinear may be FP16."""
 
 PORTS = 3  # inputs and outputs that the check of their types names
 
@@ -44,7 +48,8 @@ def run(job: FixJob) -> FixResult:
     request = job.request
     with stage("reading"):
         original, samples, warnings = read(job)
-        job = replace(job, deployment=job.deployment.filled(samples.source.all_spans))
+        deployment = job.deployment.filled(samples.source.all_spans)
+        job = replace(job, deployment=deployment, opset=_opset(job, original))
         require_space(destination, original)
         source_sha = source_hash(job.source, original)
         types = job.precision.plugin_types
@@ -55,12 +60,8 @@ def run(job: FixJob) -> FixResult:
     with work_folder() as folder, on_cuda(cuda) as notes:
         workload = prepare(job, stage, folder, original, samples, warnings)
         job, verifier = workload.job, workload.verifier
-        if (expected := verifier.expected) is not None and job.lowers:
-            with stage("running it unrepaired"):
-                low, sums = job.precision.precision, job.accumulation
-                standard = verifier.standards[low]
-                plain = check_before(original, expected, verifier.samples, low, sums, standard)
-                workload = replace(workload, plain=plain)
+        if job.lowers:
+            workload = replace(workload, plain=_plain(workload))
         selection = candidates.run(workload)
         sizes = _room(workload)
         selection = replace(selection, attempt=_checked_to_the_end(selection, workload, sizes))
@@ -95,6 +96,7 @@ def run(job: FixJob) -> FixResult:
             conclusion=conclusion,
             side_by_side=side_by_side(attempt, workload) if request.page else None,
             judged=len(verifier.samples),
+            against=verifier.against.path if verifier.against is not None else None,
             latency_shares=selection.shares,
         )
         if any(step.changes for step in attempt.passes):
@@ -114,6 +116,29 @@ def run(job: FixJob) -> FixResult:
             raise KeyboardInterrupt(left)
         _write_others(job, result)
         return result
+
+
+def _opset(job: FixJob, original: Model) -> int:
+    """The operator set of the run: by default one in which Q/DQ nodes of the model can have FP16 beside them.
+
+    Where they cannot, the neighbours stay in FP32 with them, and theirs: of a ViT in INT8, 893 of 942 nodes.
+    """
+    quantised = any(node.op_type in QUANTISING for node in walk_nodes(original.proto.graph))
+    chosen = job.request.opset is not None or not job.lowers
+    return job.opset if chosen or not quantised else max(job.opset, QUANTISED_OPSET)
+
+
+def _plain(workload: Workload) -> Check | None:
+    """The emulation of plain FP16 or BF16, by the limits of results; None if nothing is verified."""
+    job, verifier = workload.job, workload.verifier
+    if verifier.expected is None:
+        return None
+    low, sums, original = job.precision.precision, job.accumulation, verifier.original
+    with workload.stage("running it unrepaired"):
+        standard = verifier.standards[low]
+        check = check_before(original, verifier.expected, verifier.samples, low, sums, standard)
+        raised = verifier.against is not None or quantises(original)
+        return verifier.excused(check) if check is not None and raised else check
 
 
 def _write_others(job: FixJob, result: FixResult) -> None:

@@ -28,7 +28,7 @@ from rewriter.runtime.ranges import Ranges
 from rewriter.target import Target
 from rewriter.target.quirks import not_repaired
 from rewriter.verification.compare_runs import Standard
-from rewriter.verification.expected import MOST_SAMPLES, Expected, expected_outputs, judging
+from rewriter.verification.expected import MOST_SAMPLES, Expected, expected_outputs, judging, load_origin
 from rewriter.verification.not_finite import nan_warnings
 from rewriter.verification.verdict import Check
 from rewriter.verification.verifier import Verifier
@@ -106,16 +106,17 @@ def prepare(
     """Runs the original; FP16 accumulation that the user did not request may become FP32."""
     request = job.request
     fitting, indices, judged, expected = samples, list[int](), list[dict[str, Array]](), None
+    against = load_origin(request.against, original, job.metric)
     if request.verify:
         with stage("running the original"):
             try:
                 default = job.accumulation_is_default
                 sums, indices, judged, expected = judged_samples(
-                    original, samples, job.accumulation, default=default
+                    original, samples, job.accumulation, default=default, against=against
                 )
                 job = replace(job, accumulation=sums)
                 fitting = samples.judged(indices, indices[0] if job.first.goal else None)
-                warnings.extend(nan_warnings(original, judged, expected.exact))
+                warnings.extend(nan_warnings(original, judged, expected.of_model))
             except ArithmeticRunError as error:
                 if isinstance(error.__cause__, NativeError) and error.__cause__.cause == "timeout":
                     raise  # measuring its ranges would take as long
@@ -137,6 +138,7 @@ def prepare(
         folder=folder,
         stage=stage,
         asked=asked is not None,
+        against=against,
         verify=request.verify,
         build=request.build,
         target=job.precision.target,
@@ -154,7 +156,7 @@ def recorded_sums(target: Target) -> Accumulation:
 
 
 def judged_samples(
-    original: Model, samples: Samples, sums: Accumulation, *, default: bool
+    original: Model, samples: Samples, sums: Accumulation, *, default: bool, against: Model | None = None
 ) -> tuple[Accumulation, list[int], list[dict[str, Array]], Expected]:
     """Affordable sums, the samples that verify with their indices, and the original's outputs for them.
 
@@ -164,22 +166,24 @@ def judged_samples(
 
     Args:
         default: True if the user did not request these sums.
+        against: As in `expected_outputs`.
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the original.
     """
     last, start = len(samples) - 1, processor_s()
     feeds = [samples.feeds(last)]
-    first = expected_outputs(original, feeds)
+    first = expected_outputs(original, feeds, against)
     cost = RunCost.of(original, processor_s() - start)
     sums = cost.sums(sums, CHECKED_S) if default else sums
     indices = [last, *judging(samples, cost.samples(sums, CHECKED_S, MOST_SAMPLES))[:-1]]
     feeds += [samples.feeds(index) for index in indices[1:]]
-    more = expected_outputs(original, feeds[1:])
+    more = expected_outputs(original, feeds[1:], against)
     exact, written = [*first.exact, *more.exact], [*first.as_written, *more.as_written]
     kinds = probabilities(original)
     telling = [n for n, outputs in enumerate(exact) if not finds_nothing(outputs, kinds)]
     telling = telling or [*range(len(indices))]
-    states = [*first.states, *more.states]
-    outputs = Expected(*([values[n] for n in telling] for values in (exact, written, states)))
+    states, own = [*first.states, *more.states], [*first.own, *more.own]
+    chosen = ([values[n] for n in telling] if values else () for values in (exact, written, states, own))
+    outputs = Expected(*chosen)
     return sums, [indices[n] for n in telling], [feeds[n] for n in telling], outputs

@@ -101,7 +101,12 @@ class Detections:
     @property
     def passed(self) -> bool:
         """True if at most 5 % of the boxes come or go: as many rows of a TopK do in a right model."""
-        return self.boxes - self.found + self.more <= max(1.0, (1.0 - SET_SHARE) * self.boxes)
+        return self.no_worse(Detections())
+
+    def no_worse(self, other: Detections) -> bool:
+        """True if at most 5 % of the boxes come or go in addition to those that do in another result."""
+        gone = self.boxes - self.found + self.more - (other.boxes - other.found + other.more)
+        return gone <= max(1.0, (1.0 - SET_SHARE) * self.boxes)
 
     def __str__(self) -> str:
         more = f", {self.more} more" if self.more else ""

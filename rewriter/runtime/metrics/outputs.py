@@ -32,10 +32,10 @@ PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 class Allowance:
     """Why an output may be further from the original than the `usual` tolerance."""
 
-    reason: Literal["conditioning", "as-fp32", "as-set"]
+    reason: Literal["conditioning", "as-fp32", "as-set", "as-original"]
     usual: float
-    # the error that the network has by itself: when its own sums run in another order, or in its FP32 engine.
-    # 0 for rows that are matched as a set
+    # the error that the network has by itself: when its own sums run in another order, in its FP32 engine, or
+    # against the model that it was made from. 0 for rows that are matched as a set
     measured: float = 0.0
 
 
@@ -71,6 +71,15 @@ class OutputComparison:
     def usual(self) -> float:
         """The tolerance without an allowance."""
         return self.tolerance if self.allowance is None else self.allowance.usual
+
+    @property
+    def unusable(self) -> bool:
+        """True if it or the original is beyond `USABLE` from the model that the original was made from."""
+        if self.allowance is None or self.allowance.reason != "as-original":
+            return False
+        fair = self.probability
+        nothing = fair is not None and (fair.empty or fair.difference <= GRAIN)
+        return max(self.allowance.measured, self.relative_l2) > USABLE * self.chance and not nothing
 
     @property
     def counts(self) -> bool:
