@@ -26,6 +26,7 @@ from rewriter.passes.merge_conv_groups import MergeConvGroups
 from rewriter.passes.merge_projections import MergeProjections
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.pad_channels import PadChannels
+from rewriter.passes.pool_before_mean import PoolBeforeMean
 from rewriter.passes.postpone_resize import PostponeResize
 from rewriter.passes.rescale import Rescale
 from rewriter.passes.scale_query import ScaleQuery
@@ -63,6 +64,7 @@ PURPOSES: Mapping[str, tuple[type[Pass], ...]] = {
         PadChannels,
         UnfoldPatches,
         UnfoldPooling,
+        PoolBeforeMean,
         ConvtransposeToDepthToSpace,
         FoldStrides,
         MergeConvGroups,
