@@ -76,20 +76,10 @@ def read_proto(path: Path) -> onnx.ModelProto:
 OTHER_KINDS = (
     (0, b"version https://git-lfs", "a pointer of Git LFS", "`git lfs pull` fetches the file itself"),
     (4, b"TFL3", "a model of TensorFlow Lite", "python -m tf2onnx.convert --tflite FILE --output model.onnx"),
-    (
-        0,
-        b"PK\x03\x04",
-        "an archive, as PyTorch and NumPy write",
-        "torch.onnx.export(module, inputs, 'model.onnx')",
-    ),
+    (0, b"PK\x03\x04", "an archive (PyTorch, NumPy)", "torch.onnx.export(module, inputs, 'model.onnx')"),
     (0, b"\x89HDF", "a model of Keras", "export it to ONNX: module.export('model.onnx', format='onnx')"),
     (0, b"ftrt", "an engine of TensorRT", "name the ONNX file that it was built from"),
-    (
-        8,
-        b"{",
-        "weights without a graph (safetensors)",
-        "export the network: optimum-cli export onnx --model FOLDER OUT",
-    ),
+    (8, b"{", "weights without a graph (safetensors)", "optimum-cli export onnx --model FOLDER OUT"),
 )
 """Files of other kinds: a position and the bytes there, what it is, and how it becomes an ONNX model."""
 
