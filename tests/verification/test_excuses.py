@@ -11,6 +11,7 @@ from graphs import graph
 
 import rewriter
 from rewriter.runtime.metrics.outputs import OutputComparison, worst_of_samples
+from rewriter.runtime.metrics.probabilities import ProbabilityError
 from rewriter.runtime.metrics.tolerances import TOLERANCES
 from rewriter.verification.arithmetic_checks import (
     as_fp32,
@@ -288,3 +289,15 @@ def test_where_tf32_misses_the_tolerance_a_file_that_is_no_worse_is_no_failure(
 def test_an_excuse_within_the_tolerance_of_tf32_is_no_gap() -> None:
     check = replace(as_fp32(failed(output("y", 0.006)), engine(0.0045), "FP32"), tf32_off=0.5)
     assert check.excuse == "as-fp32" and limited_by_tf32(check, engine(0.0045)) is check
+
+
+def test_an_output_that_passes_by_its_probabilities_is_no_gap() -> None:
+    """TF32 excuses a part of its classes, and moves the output beyond 0.005, too, which nothing needs."""
+    fair = ProbabilityError("Softmax", 0.03, 1e-3, 0.01, 1.0, True)
+    whole = replace(output("y", 0.006), probability=fair)
+    rare = replace(output("y (rare)", 0.11, 0.1), of="y", probability=fair)
+    own = [[replace(o, relative_l2=1.1 * o.relative_l2) for o in (whole, rare)]]
+    check = as_fp32(failed(whole, rare), lambda: own, "FP32")
+    assert check.excuse == "as-fp32" and {o.tolerance for o in check.outputs} == {5e-3, 0.1}
+    assert limited_by_tf32(check, lambda: own) is check
+    assert [gap.kind for gap in gaps((check,), None)] == ["build"]
