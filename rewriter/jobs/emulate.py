@@ -5,7 +5,7 @@ from typing import Any
 from rewriter.ir.model import load
 from rewriter.ir.plan import Precision
 from rewriter.jobs.fix.before import lowered
-from rewriter.jobs.fix.provenance import noted_sums
+from rewriter.jobs.fix.provenance import sums_of
 from rewriter.runtime.emulation import Accumulation, emulation
 from rewriter.runtime.engines.local_session import LocalSession
 
@@ -26,8 +26,8 @@ def emulate(
         model: Path, onnx.ModelProto, rewriter.Model or a result of `fix`.
         precision: None computes in the types of the file. "fp16" or "bf16" first lowers everything that can
             be, which shows what an FP32 file loses without a plan; "fp32" is the file itself.
-        accumulation: The type in which FP16 products sum. By default the one that `fix` judged the file by,
-            else "fp16", as GPUs were measured to do; "fp32" runs 2 to 8 times as fast.
+        accumulation: The type in which FP16 products sum. By default as for `verify`: the one that `fix`
+            judged the file by, else the one recorded of its target. "fp32" runs 2 to 8 times as fast.
 
     Returns:
         An `onnxruntime.InferenceSession` with the inputs and outputs of the file, in their types.
@@ -37,5 +37,5 @@ def emulate(
     """
     source = load(getattr(model, "model", model))
     typed = source if precision in (None, "fp32") else lowered(source, precision)
-    sums = accumulation or noted_sums(source) or "fp16"
+    sums = accumulation or sums_of(source)
     return LocalSession(emulation(typed, sums, tf32=True, outputs="own"), constant=True).session

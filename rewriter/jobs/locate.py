@@ -8,16 +8,13 @@ from typing import Any
 from rewriter.base.errors import UsageError
 from rewriter.base.stopwatch import Progress, silent
 from rewriter.ir.model import load
-from rewriter.jobs.fix.provenance import VERSION, noted, noted_sums
-from rewriter.jobs.fix.workload import recorded_sums
+from rewriter.jobs.fix.provenance import VERSION, noted, sums_of
 from rewriter.jobs.verify import verify
 from rewriter.pipeline.driver import run
 from rewriter.pipeline.options import LocateOptions, VerifyOptions, combined, documented
-from rewriter.runtime.engines.probing import known_target
 from rewriter.runtime.engines.protocol import MeasureSettings
 from rewriter.runtime.metrics.parts import Part
 from rewriter.runtime.metrics.tolerances import RELATIVE_L2
-from rewriter.target import Target
 from rewriter.verification import locate as search
 from rewriter.verification.expected import judging
 from rewriter.verification.locate import SAME, TOLERANCE, Location
@@ -72,7 +69,7 @@ def locate(
     rules, used = search.LocateOptions(limit, parts=parts), [samples.feeds(index) for index in indices]
     if chosen is None:
         exact = run(models[0], "upgrade-opset", opset=models[1].opset).model  # both in one session
-        sums = noted_sums(models[1]) or recorded_sums(known_target(Target()))  # as `verify`
+        sums = sums_of(models[1])  # as `verify`
         result = search.locate_by_emulation(exact, models[1], used, rules, sums)
     else:
         settings = MeasureSettings(chosen, plugins=deployed.plugins, timeout_s=request.timeout)

@@ -20,7 +20,8 @@ from rewriter.ir.model import Model, load
 from rewriter.ir.model.split import split_at_plugins
 from rewriter.ir.plan import Precision, Range
 from rewriter.jobs.fix.before import check_before
-from rewriter.jobs.fix.workload import judged_samples, recorded_sums
+from rewriter.jobs.fix.provenance import recorded_sums
+from rewriter.jobs.fix.workload import judged_samples
 from rewriter.passes.base import Context
 from rewriter.pipeline.driver import Driver, inlined
 from rewriter.pipeline.options import ScanOptions, combined, documented

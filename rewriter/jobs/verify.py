@@ -23,18 +23,16 @@ from rewriter.jobs.fix.provenance import (
     SAMPLES,
     WORSE,
     noted,
-    noted_sums,
     noted_target,
     noted_tolerance,
+    sums_of,
 )
-from rewriter.jobs.fix.workload import recorded_sums
 from rewriter.jobs.search.effort import pays_on_cuda
 from rewriter.pipeline.options import VerifyOptions, combined, documented
 from rewriter.runtime.emulation import Accumulation, reference
 from rewriter.runtime.engines.measure import measure
 from rewriter.runtime.engines.onnxruntime import on_cuda
 from rewriter.runtime.engines.onnxruntime_library import NoKernelError
-from rewriter.runtime.engines.probing import known_target
 from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Timing
 from rewriter.runtime.engines.this_machine import ENGINES, Choice
 from rewriter.runtime.inputs import Samples
@@ -140,8 +138,7 @@ def verify(
             made_nan = nan_warnings(models[0], judge.samples, exact)
         result = VerifyResult(before, after, engine="emulation", device=CPU, tolerance=held, data=data)
         if chosen.engine is None:
-            sums = request.accumulation or noted_sums(models[1])
-            sums = sums or recorded_sums(known_target(judge.target))
+            sums = request.accumulation or sums_of(models[1], judge.target)
             result = _emulated(result, judge, models[1], precision, sums)
         else:
             settings = MeasureSettings(

@@ -4,12 +4,14 @@ from pathlib import Path
 
 import graphs
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
 import rewriter
 from rewriter.ir.model import DETACH_BYTES, save
 from rewriter.ir.plan import Precision
+from rewriter.runtime.emulation import Accumulation
 
 WIDE = graphs.graph(
     """
@@ -89,3 +91,31 @@ def test_a_mask_of_the_smallest_fp32_number_becomes_infinite() -> None:
     }"""
     (y,) = rewriter.emulate(graphs.graph(text), precision="fp16").run(None, {"shape": np.array([3])})
     np.testing.assert_array_equal(y, np.zeros(3, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("notes", "expected"),
+    [
+        ({}, "fp32"),
+        ({"rewriter.sums": "fp16"}, "fp16"),
+        ({"rewriter.target": "tensorrt-rtx"}, "fp16"),
+        ({"rewriter.target": "tensorrt-rtx", "rewriter.sums": "fp32"}, "fp32"),
+    ],
+)
+def test_sums_are_of_the_type_that_verify_uses(notes: dict[str, str], expected: Accumulation) -> None:
+    """For a file from elsewhere the target decides: FP16 sums are recorded of TensorRT-RTX."""
+    weights = np.random.default_rng(0).standard_normal((1024, 64)).astype(np.float16)
+    text = "g (float[64,1024] x, float16[1024,64] w) => (float[64,64] y) {"
+    text += " a = Cast<to = 10>(x) m = MatMul(a, w) r = Relu(m) y = Cast<to = 1>(r) }"
+    source = graphs.with_weights(text, {"w": weights})
+    onnx.helper.set_model_props(source.proto, notes)
+    inputs = {"x": np.random.default_rng(1).standard_normal((64, 1024)).astype(np.float32)}
+    (y,) = rewriter.emulate(source).run(None, inputs)
+    by_type = {sums: rewriter.emulate(source, accumulation=sums).run(None, inputs)[0] for sums in SUMS}
+    assert not np.array_equal(by_type["fp16"], by_type["fp32"])
+    np.testing.assert_array_equal(y, by_type[expected])
+    checked = rewriter.verify(source, source, inputs=inputs, build=False, engine="emulation").checks[0]
+    assert ("sums in FP16" in checked.summary) is (expected == "fp16")
+
+
+SUMS: tuple[Accumulation, ...] = ("fp16", "fp32")

@@ -22,10 +22,10 @@ from rewriter.jobs.closed_loop.result import LoopEnding, LoopResult, RefusedBeca
 from rewriter.jobs.closed_loop.traces import Port, Trace, compared
 from rewriter.jobs.fix.api import fix
 from rewriter.jobs.fix.before import lowered
-from rewriter.jobs.fix.provenance import noted_sums
+from rewriter.jobs.fix.provenance import noted_sums, sums_of
 from rewriter.jobs.fix.result import FixResult
 from rewriter.pipeline.options import FixOptions, combined
-from rewriter.runtime.emulation import emulation
+from rewriter.runtime.emulation import Accumulation, emulation
 from rewriter.runtime.engines.deployment import deployment
 from rewriter.runtime.engines.measure import EngineCalls
 from rewriter.runtime.engines.onnxruntime import Session
@@ -154,22 +154,27 @@ class _Loop:
 class _Answers:
     """Makes what answers the calls of a file: emulations, or engines. Each is loaded once.
 
-    `stack` closes them, and `folder` takes lowered files.
+    `stack` closes them, and `folder` takes lowered files. `sums`: of the FP16 sums of files that note none.
     """
 
     def __init__(
-        self, files: Sequence[RecordedFile], stack: ExitStack, folder: Path, engines: Engines
+        self,
+        files: Sequence[RecordedFile],
+        stack: ExitStack,
+        folder: Path,
+        engines: Engines,
+        sums: Accumulation,
     ) -> None:
         self._files = {file.name: file for file in files}
         self.originals = {file.name: load(file.model) for file in files}
-        self._stack, self._folder, self._engines = stack, folder, engines
+        self._stack, self._folder, self._engines, self._sums = stack, folder, engines, sums
 
     def of(self, name: str, model: Model) -> Answer:
         """A model in place of the original of this name."""
         if self._engines is not None and model.path is not None:
             run = self._engines(self._files[name], model.path)
         else:
-            emulated = emulation(model, noted_sums(model) or "fp16", tf32=True)
+            emulated = emulation(model, noted_sums(model) or self._sums, tf32=True)
             run = self._stack.enter_context(Session(emulated)).run
         return answering(self.originals[name], model, run)
 
@@ -203,7 +208,8 @@ def closed_loop(
     result = LoopResult("refused", refusal, detail, len(loop.original.calls))
     if not refusal:
         with work_folder() as folder, ExitStack() as stack:
-            answers = _Answers(recording.files, stack, folder, engines)
+            sums: list[Accumulation] = [sums_of(load(path)) for path in fixed.values()]
+            answers = _Answers(recording.files, stack, folder, engines, sums[0] if sums else "fp32")
             result = _compared(loop, answers, fixed, repair)
     return replace(result, stopped=loop.stopped, seconds=time.monotonic() - start)
 

@@ -13,9 +13,9 @@ from rewriter.ir.plan.node_patterns import NodePatterns
 from rewriter.ir.plan.plan_file import given_plan
 from rewriter.jobs.fix.job import Candidate, FixJob
 from rewriter.jobs.fix.links import io_of_model, type_of_links
+from rewriter.jobs.fix.provenance import recorded_sums
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.fix.stages import run
-from rewriter.jobs.fix.workload import recorded_sums
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Goal
 from rewriter.passes.base import Pass, Stage
 from rewriter.passes.mixed_precision import MixedPrecision

@@ -17,6 +17,7 @@ from rewriter.ir.model import Model, load, set_metadata, walk_graphs
 from rewriter.ir.plan import Plan, node_key, plan_file
 from rewriter.jobs.fix.job import FixJob
 from rewriter.runtime.emulation import Accumulation
+from rewriter.runtime.engines.probing import known_target
 from rewriter.runtime.metrics.metrics import METRICS
 from rewriter.runtime.metrics.tolerances import Tolerance
 from rewriter.target import Target
@@ -93,6 +94,21 @@ def noted_sums(model: Model) -> Accumulation | None:
     """The type of the emulated sums that `fix` judged a model by; None if it was not made by `fix`."""
     sums: dict[str, Accumulation] = {"fp32": "fp32", "fp16": "fp16"}
     return sums.get(noted(model, SUMS))
+
+
+def recorded_sums(target: Target) -> Accumulation:
+    """The type of FP16 sums that is recorded of a target; FP32, too, if it was never asked."""
+    asked = (target.answers.get(probe) for probe in ("matmul-accumulation", "conv-accumulation"))
+    return "fp16" if "fp16" in asked else "fp32"
+
+
+def sums_of(model: Model, target: Target | None = None) -> Accumulation:
+    """The type of the FP16 sums of a file: as `fix` judged it, else as recorded of its target.
+
+    Args:
+        target: Where the file names none; by default TensorRT.
+    """
+    return noted_sums(model) or recorded_sums(known_target(noted_target(model) or target or Target()))
 
 
 def noted_target(model: Model) -> Target | None:

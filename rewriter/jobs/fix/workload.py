@@ -25,7 +25,6 @@ from rewriter.runtime.metrics.outputs import OutputComparison
 from rewriter.runtime.metrics.probabilities import finds_nothing, probabilities
 from rewriter.runtime.metrics.tolerances import TOLERANCES, Tolerance
 from rewriter.runtime.ranges import Ranges
-from rewriter.target import Target
 from rewriter.target.quirks import not_repaired
 from rewriter.verification.compare_runs import Standard
 from rewriter.verification.expected import MOST_SAMPLES, Expected, expected_outputs, judging, load_origin
@@ -147,12 +146,6 @@ def prepare(
     shapes = {name: np.shape(array) for name, array in next(iter(samples), {}).items()}
     sample = {name: np.broadcast_to(np.float32(), shape) for name, shape in shapes.items()}
     return Workload(job, original, samples, fitting, verifier, stage, tuple(warnings), sample)
-
-
-def recorded_sums(target: Target) -> Accumulation:
-    """The type of FP16 sums that is recorded of a target; FP32, too, if it was never asked."""
-    asked = (target.answers.get(probe) for probe in ("matmul-accumulation", "conv-accumulation"))
-    return "fp16" if "fp16" in asked else "fp32"
 
 
 def judged_samples(
