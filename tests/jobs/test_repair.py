@@ -190,7 +190,6 @@ def test_a_repair_ends_in_the_middle_of_its_work(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Trials, "_by_sample", slow)
     start = time.monotonic()
     result = rewriter.fix(graph(OFFSET).whole(), inputs=samples(), build=False, repair_seconds=1.5)
-    assert any("`repair-seconds`" in line for line in result.repairs)
     assert any("no result in time" in line for line in result.repairs)
     assert time.monotonic() - start < 30.0
 

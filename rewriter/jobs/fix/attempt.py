@@ -9,6 +9,7 @@ from itertools import count, takewhile
 from math import fsum
 from pathlib import Path
 
+from rewriter.base.stopwatch import OutOfTimeError
 from rewriter.hazards.planning import free_fp32
 from rewriter.hazards.planning.planner import extend_plan, fit, kept_by_user, make_plan, unscaled_overflows
 from rewriter.ir.graph import display_name
@@ -136,7 +137,7 @@ def attempt(candidate: Candidate, workload: Workload, deadline: float = math.inf
     """Runs the passes of a candidate and checks their result; a search ends at the deadline.
 
     Raises:
-        OutOfTimeError: the search tried no plan by its deadline, or the time of the block is up (`within`).
+        OutOfTimeError: a search found no better plan by its deadline, or the block's time is up (`within`).
     """
     job, calibrated, lowering = workload.job, _calibrated(candidate, workload), candidate.phases.lowering
     ranges, warnings, found = calibrated.ranges, list(calibrated.warnings), None
@@ -160,6 +161,8 @@ def attempt(candidate: Candidate, workload: Workload, deadline: float = math.inf
                 len(workload.verifier.samples),
                 calibrated.memory,
             )
+        if candidate is not job.first and not found.met and found.plan.fp32 == plan.fp32:
+            raise OutOfTimeError
         plan = found.plan
         warnings.extend(remarks)
     unscaled: Mapping[tuple[int, str], Range] = {}

@@ -291,8 +291,9 @@ def _with_more_fp32(attempts: Attempts) -> Iterator[Candidate]:
         last = goal
         candidate = attempts.best_attempt.candidate
         yield candidate.changed(f"more nodes in FP32, for {goal}", goal=goal, emulated=True)
-        if (search := attempts.latest_attempt.search) and not search.met:  # a stricter goal is missed, too
-            return
+        latest = attempts.latest_attempt
+        if latest.candidate.goal is not goal or (latest.search is not None and not latest.search.met):
+            return  # a stricter goal is missed, or has no result in time, too
 
 
 def _wanted(attempts: Attempts, share: float, seen: tuple[int, ...]) -> ErrorLimit | None:
