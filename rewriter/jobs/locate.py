@@ -13,6 +13,7 @@ from rewriter.jobs.verify import verify
 from rewriter.pipeline.driver import run
 from rewriter.pipeline.options import LocateOptions, VerifyOptions, combined, documented
 from rewriter.runtime.engines.protocol import MeasureSettings
+from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.metrics.parts import Part
 from rewriter.runtime.metrics.tolerances import RELATIVE_L2
 from rewriter.verification import locate as search
@@ -81,6 +82,6 @@ def locate(
             deployed.filled(samples.source.all_spans).profile,
             progress or silent,
         )
-    notes += [*([] if samples.source.real else [samples.source.text]), *samples.warnings]
+    notes += [*([] if samples.source.real else [samples.source.text]), *data_warnings(models[0], samples)]
     before, after = (model.path for model in models)
     return replace(result, notes=(*notes, *result.notes), data=samples.source, original=before, other=after)

@@ -29,6 +29,7 @@ from rewriter.pipeline.text import parse
 from rewriter.runtime.emulation import emulation, import_float64, reference
 from rewriter.runtime.engines.probing import known_target
 from rewriter.runtime.engines.this_machine import parser_here
+from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.inputs import Samples
 from rewriter.runtime.inputs.samples import DataSource
 from rewriter.runtime.metrics.metrics import METRICS
@@ -163,7 +164,7 @@ def scan(
         samples.source,
         sum(len(s.nodes) for s in seen),
         plain,
-        (*original.notes, *unmeasured, *samples.warnings),
+        (*original.notes, *unmeasured, *data_warnings(original, samples)),
         stage.seconds,
     )
 

@@ -35,6 +35,7 @@ from rewriter.runtime.engines.onnxruntime import on_cuda
 from rewriter.runtime.engines.onnxruntime_library import NoKernelError
 from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Timing
 from rewriter.runtime.engines.this_machine import ENGINES, Choice
+from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.inputs import Samples
 from rewriter.runtime.metrics.metrics import named
 from rewriter.runtime.metrics.tolerances import TOLERANCES, Tolerance, precision_of
@@ -150,7 +151,7 @@ def verify(
             )
             with watch("running the engine"):
                 result = _on_engine(result, judge, *models, precision, settings, missing)
-        warnings = [*_warnings(chosen, samples), *samples.warnings, *made_nan, *remarks]
+        warnings = [*_warnings(chosen, samples), *data_warnings(models[0], samples), *made_nan, *remarks]
         if few := noted(models[1], SAMPLES):
             warnings.append(
                 f"fix judged the file on {few} of the samples: to save time, or the others show nothing"

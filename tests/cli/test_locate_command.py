@@ -95,6 +95,7 @@ def test_the_sample_that_verify_calls_worst_is_looked_at(tmp_path: Path) -> None
     output = " ".join(run(model, other, "--inputs", folder).output.split())
     assert "The first wrong tensor is a of node Min(a) (Min), error 0.0099" in output
     assert "3.npz, the worst of 6 samples by verify" in output
+    assert "all values are 1" in output
 
 
 def test_what_verify_excuses_is_not_wrong(tmp_path: Path) -> None:

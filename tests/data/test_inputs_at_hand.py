@@ -83,7 +83,7 @@ def test_tensors_with_gradients_are_arrays() -> None:
     ],
 )
 def test_what_was_done_is_noted(data: Any, words: str) -> None:
-    assert any(words in note for note in load_samples(data, ONE).warnings)
+    assert any(words in note for note in load_samples(data, ONE).notes)
 
 
 def test_the_notes_reach_the_user() -> None:

@@ -20,6 +20,7 @@ from rewriter.jobs.search.trials import Memory
 from rewriter.passes.base import Pass, Stage
 from rewriter.pipeline.driver import PassResult
 from rewriter.runtime.emulation import Accumulation
+from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.inputs import Samples
 from rewriter.runtime.metrics.outputs import OutputComparison
 from rewriter.runtime.metrics.probabilities import finds_nothing, probabilities
@@ -90,7 +91,7 @@ def read(job: FixJob) -> tuple[Model, Samples, list[str]]:
         refusals.refuse_unbuildable(original, precision.target, precision.plugin_types)
     samples = request.samples(original, job.deployment)
     again = made_by_fix(original)
-    warnings = [*[again] * bool(again), *original.notes, *samples.warnings]
+    warnings = [*[again] * bool(again), *original.notes, *data_warnings(original, samples)]
     steps = job.first.steps
     uses_data = request.verify or any(step.stage in (Stage.RANGES, Stage.LOWERING) for step in steps)
     if not samples.source.real and uses_data:

@@ -98,7 +98,7 @@ class Samples:
         notes: Sequence[str] = (),  # sentences about what was done to the data for it to fit
         path: str = "",  # as in `DataSource`
     ) -> None:
-        self.warnings = tuple(f"inputs: {note}" for note in notes)
+        self.notes = tuple(notes)
         self._ports = {port.name: port for port in signature.inputs}
         self._samples = samples
         names = tuple(sample.where for sample in samples)
