@@ -6,7 +6,7 @@
 FROM python:3.13-slim@sha256:8d9d0b8bcf6506481eae4907c18f5e3e7902e629f5f6d684f9e7c32e85e3ddf0
 
 # the libraries, 1 GB, in a layer that changes of our source leave as it is
-ARG EXTRAS=rtx,ray
+ARG EXTRAS=rtx,images,ray
 COPY pyproject.toml LICENSE /source/
 RUN mkdir /source/rewriter && touch /source/README.md /source/rewriter/__init__.py \
     && python -m pip install --no-cache-dir "/source[${EXTRAS}]"

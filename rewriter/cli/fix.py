@@ -77,7 +77,7 @@ def _recording(folder: Path, output: Path | None, outputs: Outputs, given: dict[
 
     if output is None:
         raise UsageError("it has several models", where=str(folder), hint="name a folder with -o")
-    for name in ("in_place", "dry_run", "save_plan", "inputs"):
+    for name in ("in_place", "dry_run", "save_plan", "inputs", "image_preprocess"):
         if given.pop(name, None):
             raise UsageError("it is for one model", option=name.replace("_", "-"), hint="name one file")
     if given.get("report") is not None:

@@ -111,8 +111,9 @@ class DataOptions:
     """The sample data of a job.
 
     Attributes:
-        inputs: npz, folder, or Polygraphy JSON. The samples; a folder holds npz or npy. In Python also
-            arrays, dicts of arrays, and lists or loaders of either. Without it inputs are random.
+        inputs: npz, folder, or Polygraphy JSON. The samples; a folder holds npz, npy or photographs. In
+            Python also arrays, dicts of arrays, and lists or loaders of either. Without it inputs are random.
+        image_preprocess: For a folder of photos: size=640. docs/inputs.md lists the steps.
         input_shapes: Shapes of inputs for random data.
         input_values: Values of random inputs: sr=16000. One number for all elements, or one for
             each: `size=20x30`.
@@ -120,6 +121,9 @@ class DataOptions:
     """
 
     inputs: Any = option(None, DATA, "DATA", kind=Path)
+    image_preprocess: str | None = option(
+        None, DATA, "STEPS", check="rewriter.runtime.inputs.images:Preprocessing.parse"
+    )
     input_shapes: Shapes | None = option(None, DATA, "NAME:1x3,...")
     input_values: dict[str, Any] | None = option(
         None, DATA, "NAME=1,...", kind=dict, read=values_from_text, check=numbers_in
@@ -130,14 +134,10 @@ class DataOptions:
         """The samples of a run of `model`, as `load_samples` reads them."""
         from rewriter.runtime.inputs import load_samples
 
-        return load_samples(
-            self.inputs,
-            model,
-            input_shapes=self.input_shapes,
-            input_values=self.input_values,
-            seed=self.seed,
-            deployment=deployment,
-        )
+        more: Any = {
+            name: getattr(self, name) for name in ("input_shapes", "input_values", "image_preprocess")
+        }
+        return load_samples(self.inputs, model, seed=self.seed, deployment=deployment, **more)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,7 @@ def attributes(value: Any, *names: str) -> dict[str, Any]:
 
 
 def data_dict(data: DataSource | None) -> dict[str, Any] | None:
-    names = ("text", "samples", "real", "constant", "repeated", "path")
+    names = ("text", "samples", "real", "constant", "repeated", "path", "preprocess")
     return None if data is None else attributes(data, *names)
 
 

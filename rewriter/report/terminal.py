@@ -163,6 +163,7 @@ def data_words(data: DataSource | None) -> list[object]:
     if data is None:
         return []
     words: list[object] = ["--inputs", Path(data.path or "YOUR_DATA.npz")] if data.real else []
+    words += ["--image-preprocess", data.preprocess] if data.preprocess else []
     return [*words, *(word for key, text in data.options.items() for word in (f"--{key}", text))]
 
 

@@ -40,14 +40,17 @@ COMMANDS = re.compile(r"^(?:Next|then|or) {2,}(?P<command>.+)$", re.MULTILINE)
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with models and data, which is the current one; no engine is built."""
+    pillow = pytest.importorskip("PIL.Image", reason="Pillow is not installed: pip install '.[dev]'")
     values = np.random.default_rng(0)
     save(graph(NET), tmp_path / "net.onnx")
     save(graph(NET), tmp_path / "it's a net.onnx")
     save(graph(SIZED), tmp_path / "sized.onnx")
     np.savez(tmp_path / "data.npz", x=values.random((1, 3, 24, 16), dtype=np.float32))
     np.savez(tmp_path / "sized.npz", x=np.ones((1, 3, 8, 8), np.float32), size=np.array([20, 30]))
-    (tmp_path / "my samples").mkdir()
-    np.savez(tmp_path / "my samples" / "0.npz", x=values.random((1, 3, 32, 32), dtype=np.float32))
+    (tmp_path / "my photos").mkdir()
+    for index in range(2):
+        picture = values.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+        pillow.fromarray(picture).save(tmp_path / "my photos" / f"{index}.png")
     wrong = onnx.load(tmp_path / "net.onnx")
     wrong.graph.node[-1].op_type = "Mul"
     onnx.save(wrong, tmp_path / "wrong.onnx")
@@ -69,7 +72,7 @@ PROFILE = "--min-shapes x:1x3x8x8 --max-shapes x:4x3x32x32"
 FIXES = {
     "a file of samples": "rewriter fix net.onnx -o out.onnx --inputs data.npz",
     "blanks and a quote": 'rewriter fix "it\'s a net.onnx" -o "it\'s fixed.onnx" --inputs data.npz',
-    "a folder": "rewriter fix net.onnx -o out.onnx --inputs 'my samples'",
+    "photographs": "rewriter fix net.onnx -o out.onnx --inputs 'my photos' --image-preprocess size=32",
     "a profile": f"rewriter fix net.onnx -o out.onnx --inputs data.npz {PROFILE}",
     "random data of a shape": "rewriter fix net.onnx -o out.onnx --input-shapes x:2x3x8x8 --seed 3",
     "values": "rewriter fix sized.onnx -o out.onnx --input-values size=20x30",

@@ -1,5 +1,8 @@
-"""What users have at hand: arrays, tuples, loaders, functions, batches, float64."""
+"""What users have at hand: arrays, tuples, loaders, functions, batches, float64, photographs."""
 
+import json
+import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,16 +10,21 @@ from typing import Any
 import graphs
 import numpy as np
 import pytest
+from PIL import Image
+from typer.testing import CliRunner
 
 import rewriter
-from rewriter.base.errors import InputsError
+from rewriter.base.errors import InputsError, UsageError
+from rewriter.cli import app
 from rewriter.ir.model import Model
 from rewriter.runtime.inputs import load_samples
 from rewriter.runtime.inputs.arranging import MOST_ITEMS
+from rewriter.runtime.inputs.images import Preprocessing, prepared
 
 ONE = graphs.graph("g (float[1,3] x) => (float[1,3] y) { y = Relu(x) }")
 FREE = graphs.graph("g (float[N,3] x) => (float[N,3] y) { y = Relu(x) }")
 TWO = graphs.graph("g (float[1,3] x, int64[1] ids) => (float[1,3] y) { y = Relu(x) }")
+PHOTO = graphs.graph("g (float[1,3,8,8] x) => (float[1,3,8,8] y) { y = Relu(x) }")
 
 BATCH = np.arange(12, dtype=np.float32).reshape(4, 3)
 IDS = np.arange(4)
@@ -104,8 +112,93 @@ def test_what_does_not_fit_is_named(data: Any, model: Model, words: str) -> None
         load_samples(data, model)
 
 
-def test_a_folder_of_images_is_explained(tmp_path: Path) -> None:
-    (tmp_path / "0.PNG").write_bytes(b"")
-    with pytest.raises(InputsError, match="holds images") as caught:
-        load_samples(tmp_path, ONE)
+@pytest.fixture
+def photographs(tmp_path: Path) -> Path:
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 12, 16, 3), np.uint8)
+    for index, one in enumerate(pixels):
+        Image.fromarray(one).save(tmp_path / f"{index}.png")
+    return tmp_path
+
+
+def test_a_folder_of_photographs_is_prepared(photographs: Path) -> None:
+    steps = "scale=255,mean=0.5:0.4:0.3,std=0.2,order=BGR"
+    found = [feeds["x"] for feeds in load_samples(photographs, PHOTO, image_preprocess=steps)]
+    image = np.asarray(
+        Image.open(photographs / "0.png").resize((8, 8), Image.Resampling.BILINEAR), np.float32
+    )
+    wanted = (image[..., ::-1] / 255 - np.array([0.5, 0.4, 0.3], np.float32)) / np.float32(0.2)
+    assert [array.shape for array in found] == [(1, 3, 8, 8)] * 2
+    np.testing.assert_allclose(found[0][0], wanted.transpose(2, 0, 1), rtol=1e-5, atol=1e-6)
+
+
+def test_letterbox_keeps_the_ratio_and_crop_takes_the_centre(photographs: Path) -> None:
+    port, path = PHOTO.signature.inputs[0], photographs / "0.png"
+    boxed = prepared(path, port, Preprocessing.parse("size=8,fit=letterbox,pad=7"))[0]
+    assert (boxed[:, 0] == 7).all() and (boxed[:, -1] == 7).all() and not (boxed[:, 1] == 7).all()
+    cropped = prepared(path, port, Preprocessing.parse("size=12,crop=8"))[0]
+    whole = np.asarray(Image.open(path), np.float32)
+    np.testing.assert_array_equal(cropped, whole[2:10, 4:12].transpose(2, 0, 1))
+
+
+def test_bytes_with_channels_last_are_pixels(photographs: Path) -> None:
+    model = graphs.graph("g (uint8[1,12,16,3] x) => (float[1,12,16,3] y) { y = Cast<to = 1>(x) }")
+    found = next(iter(load_samples(photographs, model, image_preprocess="")))["x"]
+    np.testing.assert_array_equal(found[0], np.asarray(Image.open(photographs / "0.png")))
+    free = graphs.graph("g (float[1,3,H,W] x) => (float[1,3,H,W] y) { y = Relu(x) }")
+    with pytest.raises(InputsError, match="does not fix the size"):
+        load_samples(photographs, free, image_preprocess="")
+    (photographs / "0.png").write_text("no picture")
+    with pytest.raises(InputsError, match="is it a photograph"):
+        load_samples(photographs, model, image_preprocess="")
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ("sizes=3", "did you mean 'size'"),
+        ("size=0", "size cannot be '0'"),
+        ("order=RBG", "choose from RGB, BGR"),
+        ("std=0", "above 0"),
+        ("mean=1:2", "three between colons"),
+    ],
+)
+def test_wrong_steps_are_named(steps: str, words: str, photographs: Path) -> None:
+    with pytest.raises(UsageError, match=r"(?s)`image-preprocess`: .*" + words):
+        rewriter.scan(PHOTO, inputs=photographs, image_preprocess=steps)
+
+
+def test_photographs_without_steps_are_explained(photographs: Path) -> None:
+    with pytest.raises(InputsError, match=r"(?s)photographs.*`image-preprocess` .*'size=256"):
+        load_samples(photographs, PHOTO)
+    spectrogram = graphs.graph("g (float[1,1,64,100] x) => (float[1,1,64,100] y) { y = Relu(x) }")
+    with pytest.raises(InputsError, match="holds photographs") as caught:
+        load_samples(photographs, spectrogram)
     assert caught.value.hint == "save what your program feeds the model with np.savez"
+
+
+def test_without_pillow_the_error_says_the_remedy(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(InputsError, match=r"(?s)Pillow.*pip install pillow"):
+        load_samples(photographs, PHOTO, image_preprocess="size=8")
+
+
+def test_the_steps_are_recorded_and_the_next_command_repeats_them(photographs: Path, tmp_path: Path) -> None:
+    model = tmp_path / "net.onnx"
+    rewriter.save(
+        graphs.graph("g (float[1,3,8,8] x) => (float[1,3,8,8] y) { a = Mul(x, x) y = Mul(a, x) }"), model
+    )
+    steps = ["--inputs", str(photographs), "--image-preprocess", "size=8,order=BGR"]
+    report, page = tmp_path / "report.json", tmp_path / "report.html"
+    for path in (report, page):
+        done = CliRunner().invoke(app, ["scan", str(model), *steps, "--report", str(path)])
+    assert f"-o net.fixed.onnx {shlex.join(steps)}" in done.output
+    data = json.loads(report.read_text())["data"]
+    assert (data["path"], data["preprocess"]) == (str(photographs), "size=8,order=BGR")
+    assert data["text"] == f"2 samples from {photographs} (size=8,order=BGR)"
+    assert data["text"] in page.read_text()
+    feeds = {"x": np.ones((1, 3, 8, 8), np.float32)}
+    np.savez(tmp_path / "feeds.npz", x=feeds["x"])
+    for other in (tmp_path / "feeds.npz", feeds):
+        unused = load_samples(other, PHOTO, image_preprocess="size=8")
+        assert not unused.source.preprocess and "size=8" not in unused.source.text
+        assert any("is for a folder of photographs" in note for note in unused.notes)

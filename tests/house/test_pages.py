@@ -77,6 +77,7 @@ def detector() -> onnx.ModelProto:
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with every file that the pages name."""
+    pillow = pytest.importorskip("PIL.Image", reason="Pillow is not installed: pip install '.[dev]'")
     folder = tmp_path_factory.mktemp("desk")
     for name in ("model", "original", "other", "fixed", "model_fp16", "yolo", "model_int8"):
         onnx.save(net(), folder / f"{name}.onnx")
@@ -84,11 +85,12 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     values = np.random.default_rng(1)
     pictures = values.integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
     samples = [(p.transpose(2, 0, 1)[None] / 255).astype(np.float32) for p in pictures]
-    for name in ("data", "samples"):
+    for name in ("data", "samples", "photos"):
         (folder / name).mkdir()
-    for place, sample in enumerate(samples):
+    for place, (picture, sample) in enumerate(zip(pictures, samples, strict=True)):
         np.savez(folder / "data" / f"{place}.npz", x=sample)
         np.savez(folder / "samples" / f"{place}.npz", x=sample)
+        pillow.fromarray(picture).save(folder / "photos" / f"{place}.png")
     np.savez(folder / "data.npz", x=samples[0])
     np.savez(folder / "ours.npz", x=np.concatenate(samples))
     np.savez(folder / "theirs.npz", x=np.concatenate(samples)[:, ::-1])

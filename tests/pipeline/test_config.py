@@ -158,7 +158,7 @@ def test_every_key_reads_from_a_text(key: Any) -> None:
         "skip": "simplify",
         "target": "10.3",
     }
-    named |= {"metric": "psnr", "io": "fp16", "plugin_types": "A:fp16;B:fp32"}
+    named |= {"metric": "psnr", "image_preprocess": "size=640", "io": "fp16", "plugin_types": "A:fp16;B:fp32"}
     text = named.get(key.name) or examples.get(key.kind, getattr(key.kind, "__args__", "x")[0])
     assert read(key, Text(text)) not in (None, "")
 
@@ -387,7 +387,7 @@ REFUSED = [
     ('presett = "x"', "unknown key 'presett'", "did you mean `preset`?"),
     ("keep_fp32 = []", "unknown key 'keep_fp32'", "did you mean `keep-fp32`?"),
     ("data = 'a'", "unknown key 'data'", "use `inputs`"),
-    ("zzz = 1", "unknown key 'zzz'", "choose from inputs, input-shapes"),
+    ("zzz = 1", "unknown key 'zzz'", "choose from inputs, image-preprocess"),
     ("opset = 'x'", "key 'opset': it cannot be 'x'", "it takes a whole number"),
     ("opset = true", "key 'opset': it cannot be True", "it takes a whole number"),
     ("opset = 99", "key 'opset': it cannot be 99", "choose from 1 to"),

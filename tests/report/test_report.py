@@ -365,10 +365,10 @@ def test_a_script_is_the_next_command() -> None:
 
 
 def test_the_command_for_the_machine_with_the_gpu_is_whole() -> None:
-    data = DataSource("3", 3, real=True, path="my data", spans=SPANS)
+    data = DataSource("3", 3, real=True, path="my data", preprocess="imagenet", spans=SPANS)
     model = Model(STATIC.proto, path=Path("net.onnx"))
     done = result(model=model, data=replace(data, profiled=frozenset({"x"})))
-    words = "rewriter verify net.onnx out/fixed.onnx --inputs 'my data' "
+    words = "rewriter verify net.onnx out/fixed.onnx --inputs 'my data' --image-preprocess imagenet "
     words += "--min-shapes=x:1x3x8x6 --opt-shapes=x:2x3x8x8 --max-shapes=x:4x3x8x10"
     assert f"then     {words}" in printed(done).splitlines()
     ran = Verdict((Check("run", True, "on a GPU", (output(),)),))

@@ -28,6 +28,8 @@ def load_samples(
     seed: int = 0,
     # the engine options whose optimisation profile the model and the samples must fit
     deployment: Deployment | None = None,
+    # how photographs in a folder become samples: see `images.Preprocessing`
+    image_preprocess: str | None = None,
 ) -> Samples:
     """The samples of a run: the given ones, or one random sample.
 
@@ -47,7 +49,7 @@ def load_samples(
         for shape in span if name not in hosted else ():
             check_shape(shape, ports[name], {}, option=PROFILE, where=f"for input {name!r}")
     if inputs is not None:
-        samples = read_samples(inputs, model)
+        samples = read_samples(inputs, model, image_preprocess)
     else:
         shapes = {name: span[1] for name, span in profile.items()} | dict(input_shapes or {})
         samples = fitting(model, partial(random_samples, model, seed, shapes, input_values))

@@ -22,17 +22,17 @@ from rewriter.ir.model import Array, Model, Port, Signature
 from rewriter.ir.model.output_files import work_folder
 from rewriter.runtime.engines.tensor_files import read_tensors, write_tensors
 from rewriter.runtime.inputs.arranging import MOST_ITEMS, arranged, by_name, has_labels, is_array, items
+from rewriter.runtime.inputs.images import EXAMPLE, OPTION, image_files, image_samples
 from rewriter.runtime.inputs.samples import Sample, Samples
 from rewriter.runtime.recording.record import Recording
 
 FORMATS = "an .npz file, a folder of .npz or .npy files, or a .json file written by Polygraphy"
 
-IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
 Ports = Sequence[Port] | None
 """The inputs of the model; None where samples are read for no model, in their own names and shapes."""
 
 
-def read_samples(data: Any, model: Model) -> Samples:
+def read_samples(data: Any, model: Model, image_preprocess: str | None = None) -> Samples:
     """Samples from a path, arrays, dicts of arrays, loaders of either, or a function that returns one.
 
     An .npz file is one sample. A folder holds one .npz file for each sample; or one .npy file for each
@@ -46,14 +46,17 @@ def read_samples(data: Any, model: Model) -> Samples:
     """
     if isinstance(data, Samples):
         return data
-    samples, origin, notes = _read(data, model.signature.inputs)
+    samples, origin, notes = _read(data, model.signature.inputs, image_preprocess)
     samples, more = arranged(samples, model.signature)
     path = str(data) if isinstance(data, (str, os.PathLike)) else ""
-    text = f"{count(len(samples), 'sample')} from {origin}"
+    steps = (image_preprocess or "") if path and Path(path).is_dir() else ""
+    if image_preprocess and not steps:
+        more = (*more, f"`{OPTION}` is for a folder of photographs, and changes nothing here")
+    text = f"{count(len(samples), 'sample')} from {origin}" + (f" ({steps})" if steps else "")
     notes = [*notes, *more]
     found = Recording.of_samples(Path(path)) if path else None
     signature = model.signature if found is None else _without_names(model.signature)
-    result = Samples(signature, samples, text, real=True, notes=notes, path=path)
+    result = Samples(signature, samples, text, real=True, notes=notes, path=path, preprocess=steps)
     if found is not None:
         recording, file = found
         spans = {name: file.shapes[name] for name in result.source.spans if name in file.shapes}
@@ -86,7 +89,9 @@ def read_raw_samples(data: Any) -> Sequence[Sample]:
     return _read(data, None)[0]
 
 
-def _read(data: Any, ports: Ports) -> tuple[list[Sample], str, list[str]]:
+def _read(
+    data: Any, ports: Ports, image_preprocess: str | None = None
+) -> tuple[list[Sample], str, list[str]]:
     """The samples, their origin, and sentences about what was left out."""
     if callable(data) and not isinstance(data, Iterable):
         data = data()
@@ -97,7 +102,7 @@ def _read(data: Any, ports: Ports) -> tuple[list[Sample], str, list[str]]:
         hint = f"give {FORMATS}; arrays, dicts of arrays, or a data loader"
         raise UsageError(what, option="inputs", hint=hint)
     if isinstance(data, (str, os.PathLike)):
-        samples, origin, notes = _of_path(Path(data), ports), str(data), list[str]()
+        samples, origin, notes = _of_path(Path(data), ports, image_preprocess), str(data), list[str]()
     else:
         samples, origin, notes = _of_objects(data, ports)
     if not samples:
@@ -157,8 +162,10 @@ def _spooled(feeds: Iterable[Any], label: str) -> list[Sample]:
     return samples
 
 
-def _of_path(path: Path, ports: Ports) -> list[Sample]:
+def _of_path(path: Path, ports: Ports, image_preprocess: str | None) -> list[Sample]:
     if path.is_dir():
+        if image_preprocess is not None:
+            return image_samples(path, ports or (), image_preprocess)
         return _of_folder(path, ports or ())
     if not path.is_file():
         raise InputsError("no such file or folder", where=str(path), hint=f"give {FORMATS}")
@@ -187,9 +194,12 @@ def _of_folder(folder: Path, ports: Sequence[Port]) -> list[Sample]:
         ]
     what = "it holds no sample"
     hint = "one .npz file for each sample, or one .npy file for each input, called <input>.npy"
-    if any(path.suffix.lower() in IMAGES for path in entries):
-        what = "it holds images, and the model's preprocessing is not known"
+    if image_files(folder):
+        what = "it holds photographs, and their preprocessing is unknown"
         hint = "save what your program feeds the model with np.savez"
+        shapes = [port.shape for port in ports if port.shape and len(port.shape) == 4]
+        if any(3 in (shape[1], shape[3]) or not isinstance(shape[1], int) for shape in shapes):
+            hint = f"add `{OPTION}` with the steps of your training; ImageNet's are '{EXAMPLE}'; or {hint}"
     raise InputsError(what, where=str(folder), hint=hint)
 
 

@@ -31,6 +31,7 @@ class DataSource:
     samples: int
     real: bool  # False for generated samples
     path: str = ""  # the file or folder that the user named; "" for objects in memory and generated samples
+    preprocess: str = ""  # how photographs became samples, as `image_preprocess`; "" for other data
     # smallest, typical and largest shape by input, where known: builds with dynamic shapes use them
     spans: Mapping[str, Span] = field(default_factory=dict)
     # the same of the values of small integer inputs, which may be shapes themselves
@@ -96,7 +97,9 @@ class Samples:
         *,
         real: bool,
         notes: Sequence[str] = (),  # sentences about what was done to the data for it to fit
-        path: str = "",  # as in `DataSource`
+        # path, preprocess: as in `DataSource`
+        path: str = "",
+        preprocess: str = "",
     ) -> None:
         self.notes = tuple(notes)
         self._ports = {port.name: port for port in signature.inputs}
@@ -117,7 +120,7 @@ class Samples:
         spans = spans_of(read())
         shapes = [port.shape or () for port in signature.inputs if port.dtype in SHAPE_TYPES]
         values = values_of(self) if any(len(shape) <= 1 for shape in shapes) else {}
-        source = DataSource(text, len(samples), real, path, spans, values, names=names)
+        source = DataSource(text, len(samples), real, path, preprocess, spans, values, names=names)
         repeated = len(samples) > 1 and len(digests) == 1
         self.source = replace(source, constant=not varied[0], repeated=repeated)
 
