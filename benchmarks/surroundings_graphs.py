@@ -80,7 +80,7 @@ class Example:
             model, results = Driver().run(model, [step], context)
             if not results[0].changes:
                 return None
-        return rewriter.fix(model.whole(), passes=[MixedPrecision()], **common).model
+        return rewriter.fix(model.whole(), passes=[MixedPrecision(), "clean-casts"], **common).model
 
 
 @functools.cache

@@ -34,7 +34,7 @@ from rewriter.verification.expected import as_declared, run_all
 DEFAULT_OP_BLOCK_LIST = "NonMaxSuppression TopK RoiAlign Resize Range CumSum Min Max Upsample".split()
 """Kept in FP32 by `convert_float_to_float16` where no list is given; ai.onnx.ml has no FP16 in any case."""
 
-LIGHT = "inline-functions,clamp-constants,mixed-precision"
+LIGHT = "inline-functions,clamp-constants,mixed-precision,clean-casts"
 """Passes of `convert_float_to_float16`: its callers rely on names and operators of the nodes."""
 
 OWN = {"io": "keep_io_types", "plugin-lib": "trt_plugins", "plugin-types": "trt_plugins_precision"}

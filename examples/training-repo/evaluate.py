@@ -23,7 +23,7 @@ def held_out() -> Pictures:
 def plain_fp16(path: Path) -> rewriter.Model:
     """Every tensor in FP16 if its operator allows it, like a converter that measures nothing."""
     plan = rewriter.Plan("fp16")
-    return rewriter.fix(path, passes="mixed-precision", plan=plan, verify=False).model
+    return rewriter.fix(path, passes="mixed-precision,clean-casts", plan=plan, verify=False).model
 
 
 def psnr(model: rewriter.Model, *, emulate: bool) -> float:

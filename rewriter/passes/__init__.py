@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from rewriter.passes.base import Pass
 from rewriter.passes.clamp_constants import ClampConstants
+from rewriter.passes.clean_casts import CleanCasts
 from rewriter.passes.convtranspose_to_depth_to_space import ConvtransposeToDepthToSpace
 from rewriter.passes.decompose_dot_products import DecomposeDotProducts
 from rewriter.passes.decompose_einsum import DecomposeEinsum
@@ -41,6 +42,7 @@ PURPOSES: Mapping[str, tuple[type[Pass], ...]] = {
         InlineFunctions,
         UpgradeOpset,
         Simplify,
+        CleanCasts,
         DecomposeEinsum,
         FuseSoftmax,
     ),

@@ -1,4 +1,4 @@
-"""Pipelines as text: `merge-projections{longest=256},fuse-softmax` and back.
+"""Pipelines as text: `merge-projections{longest=256},clean-casts` and back.
 
     pipeline = [ pass { "," pass } ]
     pass     = name [ "{" { option "=" value } "}" ]

@@ -16,7 +16,7 @@ from rewriter.batch import models
 from rewriter.ir.model.output_files import OWNER, work_folder
 from rewriter.ir.model.writing import publish
 
-QUICK = ("--jobs=1", "--passes=fuse-softmax", "--precision=fp32", "--no-verify")
+QUICK = ("--jobs=1", "--passes=clean-casts", "--precision=fp32", "--no-verify")
 STATE = "net.onnx.batch.json"
 
 

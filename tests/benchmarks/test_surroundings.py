@@ -32,7 +32,7 @@ def test_every_pass_with_examples_has_surroundings() -> None:
     assert named - examples().keys() <= {"rescale"}  # its examples depend on measured ranges
 
 
-@pytest.mark.parametrize("pattern", ["merge-projections", "decompose-einsum", "fp32-softmax"])
+@pytest.mark.parametrize("pattern", ["merge-projections", "clean-casts", "fp32-softmax"])
 def test_a_draw_is_a_model_of_realistic_scale(pattern: str, tmp_path: Path) -> None:
     draws = [drawn(pattern, 3, 0, attempt) for attempt in range(12)]
     draw = next(one for one in draws if _makes(one, tmp_path))

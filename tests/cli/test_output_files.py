@@ -24,7 +24,7 @@ from rewriter.ir.model import save
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="devices, pipes, links and modes of POSIX")
 
-QUICK = ("--passes", "fuse-softmax", "--precision", "fp32", "--no-verify", "-q")
+QUICK = ("--passes", "clean-casts", "--precision", "fp32", "--no-verify", "-q")
 TEXT = "g (float[2,8] x) => (float[2,8] y) { y = Sigmoid(x) }"
 
 
@@ -123,14 +123,14 @@ class TestReports:
         reader.start()
         assert fix(model, "--dry-run", "--report", pipe)[0] == 0
         reader.join(10)
-        assert '"pipeline": "fuse-softmax"' in read[0]
+        assert '"pipeline": "clean-casts"' in read[0]
         assert stat.S_ISFIFO(pipe.stat().st_mode)
 
     def test_a_link_stays_and_its_target_is_replaced(self, model: Path, tmp_path: Path) -> None:
         (tmp_path / "r.json").symlink_to("real.json")
         assert fix(model, "--dry-run", "--report", tmp_path / "r.json")[0] == 0
         assert (tmp_path / "r.json").is_symlink()
-        assert "fuse-softmax" in (tmp_path / "real.json").read_text()
+        assert "clean-casts" in (tmp_path / "real.json").read_text()
 
     @pytest.mark.skipif(sys.platform == "darwin", reason="file names are UTF-8 there")
     def test_file_names_that_are_not_utf8(self, model: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from rewriter.ir.model import save
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="homes, users, devices and limits of Linux")
 
-QUICK = ("--no-build", "--passes", "fuse-softmax", "--precision", "fp32", "--no-verify")
+QUICK = ("--no-build", "--passes", "clean-casts", "--precision", "fp32", "--no-verify")
 WITHOUT = "warning: it works without a cache: "
 Change = Callable[[Path, dict[str, str | None]], None]
 

@@ -471,7 +471,7 @@ def random_graphs(draw: st.DrawFn) -> Model:
         out, first = f"t{index}", draw(st.sampled_from(sorted(types)))
         same = sorted(name for name in types if types[name] == types[first])
         op = draw(st.sampled_from([*OPERATORS, *["Cast"] * (4 if mixed else 1)]))
-        if op == "Cast" and first != "w":  # simplify runs first and folds Casts of constants
+        if op == "Cast" and first != "w":  # clean-casts runs first and folds Casts of constants
             types[out] = draw(st.sampled_from([FP32, FP16] if mixed else [FP32]))
             lines.append(f"{out} = Cast<to = {types[out]}>({first})")
         else:

@@ -261,7 +261,7 @@ def test_a_build_option_repairs_a_defect() -> None:
 @needs_rtx
 def test_a_softmax_that_is_wrong_in_fp32_stays_in_fp16_and_builds() -> None:
     for gpu, types in (("sm_80", {"fp32"}), ("sm_90", {"fp16"})):
-        target, passes = f"tensorrt-rtx 1.6.1 {gpu}", "mixed-precision{epilogues=all}"
+        target, passes = f"tensorrt-rtx 1.6.1 {gpu}", "mixed-precision{epilogues=all},clean-casts"
         done = fixed("softmax-of-relative-positions", target, graphs.graph(WIDE).proto, passes=passes)
         assert types_of(done, ["Softmax"]) == types
         assert built(done)

@@ -109,6 +109,12 @@ def test_every_other_norm_is_one_island(name: str) -> None:
     assert len(ends) == case.get("rms_norms", 0) + case.get("channel_layer_norms", 0)
 
 
+def test_mixed_casts_keep_their_rounding_detours_and_lose_the_rest() -> None:
+    cleaned = rewriter.run_passes(MODELS / CASES["mixed_casts"]["file"], "clean-casts").proto
+    left = [node.op_type for node in cleaned.graph.node].count("Cast")
+    assert left == CASES["mixed_casts"]["casts"]["after_exact_cleaning"]
+
+
 def test_clips_behind_matrix_products_are_isolated() -> None:
     for name in ("conv_clip", "matmul_clip", "mobilenet_v2"):
         ops = [n.op_type for n in fixed(name).proto.graph.node]

@@ -17,10 +17,10 @@ def names(pipeline: str) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("pipeline", "parts"),
     [
-        ("fuse-softmax,simplify", [["fuse-softmax", "simplify"], [], []]),
+        ("clean-casts,simplify", [["clean-casts", "simplify"], [], []]),
         (
-            "simplify,rescale,fuse-softmax,mixed-precision,fuse-softmax",
-            [["simplify"], ["rescale", "fuse-softmax"], ["mixed-precision", "fuse-softmax"]],
+            "simplify,rescale,clean-casts,mixed-precision,clean-casts",
+            [["simplify"], ["rescale", "clean-casts"], ["mixed-precision", "clean-casts"]],
         ),
     ],
 )

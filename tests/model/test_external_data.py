@@ -33,7 +33,7 @@ def names(folder: Path) -> set[str]:
 
 
 def fix(*arguments: str | Path) -> tuple[int, str]:
-    quick = ("--passes", "fuse-softmax", "--precision", "fp32", "--no-verify")
+    quick = ("--passes", "clean-casts", "--precision", "fp32", "--no-verify")
     outcome = CliRunner().invoke(cli.app, ["fix", *map(str, arguments), *quick])
     return outcome.exit_code, outcome.output
 

@@ -18,8 +18,8 @@ from rewriter.pipeline.driver import Driver
 from rewriter.pipeline.text import parse
 from rewriter.runtime.emulation.product_sums import find_product_sums
 
-STRUCTURE = "upgrade-opset,simplify,fuse-layer-norm"
-LOWER = "mixed-precision{epilogues=all}"
+STRUCTURE = "upgrade-opset,simplify,clean-casts,fuse-layer-norm"
+LOWER = "mixed-precision{epilogues=all},clean-casts"
 ATTENTION = ("vit", "bert", "swin", "t5_encoder", "llama_block")
 
 

@@ -66,8 +66,8 @@ def test_the_command_has_every_option_that_is_not_for_python_alone(command: Comm
 
 
 def test_options_may_be_given_as_a_whole_and_replaced_by_keywords(model: Path) -> None:
-    whole = FixOptions(passes="fuse-softmax", verify=False)
-    assert api.fix(model, options=whole).pipeline == "fuse-softmax"
+    whole = FixOptions(passes="clean-casts", verify=False)
+    assert api.fix(model, options=whole).pipeline == "clean-casts"
     assert api.fix(model, options=whole, passes="simplify").pipeline == "simplify"
     with pytest.raises(UsageError, match=r"(?s)`passess`.*`passes`"):
         api.fix(model, passess="simplify")
@@ -88,7 +88,7 @@ def test_what_presets_decide_has_no_default_of_its_own() -> None:
 VALUES = [
     ('preset = "trt-bf16"', "preset", "trt-bf16"),
     ('passes = "postpone-resize{work=0}"', "passes", "postpone-resize{work=0}"),
-    ('passes = ["isolate-clip", "fuse-softmax"]', "passes", ("isolate-clip", "fuse-softmax")),
+    ('passes = ["isolate-clip", "clean-casts"]', "passes", ("isolate-clip", "clean-casts")),
     ('skip = ["simplify"]', "skip", ("simplify",)),
     ('skip = "simplify"', "skip", ("simplify",)),
     ('max-latency-cost = "5%"', "max_latency_cost", 0.05),
@@ -330,7 +330,7 @@ def test_the_order_of_the_sources(tmp_path: Path) -> None:
 
 
 def test_a_preset_puts_the_passes_of_later_sources_out_of_force(tmp_path: Path) -> None:
-    own(tmp_path, 'passes = "fuse-softmax"\n')
+    own(tmp_path, 'passes = "clean-casts"\n')
     configuration = loaded(tmp_path, REWRITER_PRESET="structure-only")
     assert configuration.resolve().arguments("fix") == {"preset": "structure-only"}
     assert configuration.resolve().ignored == (
@@ -363,7 +363,7 @@ def test_some_options_put_others_of_later_sources_out_of_force(
 
 
 def test_passes_and_preset_of_one_file_go_together(tmp_path: Path) -> None:
-    own(tmp_path, 'passes = "fuse-softmax"\npreset = "trt-bf16"\n')
+    own(tmp_path, 'passes = "clean-casts"\npreset = "trt-bf16"\n')
     assert set(loaded(tmp_path).resolve().arguments("fix")) == {"passes", "preset"}
 
 
@@ -472,7 +472,7 @@ def test_fix_is_configured(model: Path, tmp_path: Path) -> None:
 
 
 def test_stderr_has_what_is_configured(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own(tmp_path, 'passes = "fuse-softmax"\nverify = false\nseed = 1\n')
+    own(tmp_path, 'passes = "clean-casts"\nverify = false\nseed = 1\n')
     monkeypatch.setenv("REWRITER_BUILD", "false")
     _, _, error = quick("fix", model, "--dry-run", "--seed", "2")
     assert error.splitlines() == [
@@ -534,8 +534,8 @@ def test_config_shows_what_is_resolved(model: Path, tmp_path: Path, monkeypatch:
 
 def test_the_library_reads_no_configuration(model: Path, tmp_path: Path) -> None:
     own(tmp_path, "nonsense = 1\n")
-    result = api.fix(model, passes="fuse-softmax", verify=False)
-    assert result.pipeline == "fuse-softmax"
+    result = api.fix(model, passes="clean-casts", verify=False)
+    assert result.pipeline == "clean-casts"
 
 
 # The page

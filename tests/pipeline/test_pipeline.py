@@ -13,7 +13,7 @@ from rewriter import passes as catalogue
 from rewriter.base.errors import UsageError
 from rewriter.ir.graph import GraphEditor
 from rewriter.passes.base import Context, Event, GraphPass, Pass
-from rewriter.passes.fuse_softmax import FuseSoftmax
+from rewriter.passes.clean_casts import CleanCasts
 from rewriter.passes.isolate_clip import IsolateClip
 from rewriter.passes.simplify import Simplify
 from rewriter.pipeline.presets import PRESETS, preset_named, select
@@ -210,11 +210,11 @@ class Unhashable(Mine):
 
 
 def test_names_objects_classes_and_the_preset_make_one_pipeline() -> None:
-    preset = (Simplify(), FuseSoftmax())
-    entries: list[Any] = ["fuse-softmax,simplify", Mine(), ..., Mine]
+    preset = (Simplify(), CleanCasts())
+    entries: list[Any] = ["clean-casts,simplify", Mine(), ..., Mine]
     found = listed(entries, preset)
-    assert found == (FuseSoftmax(), Simplify(), Mine(), *preset, Mine())
-    assert listed("fuse-softmax", preset) == parse("fuse-softmax") == (FuseSoftmax(),)
+    assert found == (CleanCasts(), Simplify(), Mine(), *preset, Mine())
+    assert listed("clean-casts", preset) == parse("clean-casts") == (CleanCasts(),)
 
 
 NO_PASSES = [
@@ -234,4 +234,4 @@ def test_what_is_no_pass_is_refused_with_advice(entry: Any, words: str) -> None:
 
 
 def test_a_pass_whose_options_no_text_can_hold_is_written_with_its_name() -> None:
-    assert render([FuseSoftmax(), Mine(weights=(object(),))]) == "fuse-softmax,mine"
+    assert render([CleanCasts(), Mine(weights=(object(),))]) == "clean-casts,mine"

@@ -30,17 +30,37 @@ SHORT_NAMES = {dtype: name for dtype, (name, _) in _FLOAT_TYPES.items()} | {int(
 _APPENDED = tuple(map("/{}".format, SHORT_NAMES.values()))
 
 
-WIDER: Mapping[int, frozenset[int]] = {
-    TensorProto.FLOAT16: frozenset({TensorProto.FLOAT, TensorProto.DOUBLE}),
-    TensorProto.BFLOAT16: frozenset({TensorProto.FLOAT, TensorProto.DOUBLE}),
-    TensorProto.FLOAT: frozenset({TensorProto.DOUBLE}),
+SIGNIFICAND: dict[int, tuple[int, int]] = {
+    TensorProto.BFLOAT16: (8, 8),
+    TensorProto.FLOAT16: (11, 5),
+    TensorProto.FLOAT: (24, 8),
+    TensorProto.DOUBLE: (53, 11),
 }
-"""The float types that hold every value of a narrower one (IEEE 754-2019, table 3.5)."""
+"""Bits of significand, including the implicit one, and of exponent (IEEE 754-2019, table 3.5)."""
+
+INTEGERS: dict[int, tuple[int, int]] = {
+    TensorProto.BOOL: (0, 1),
+    **{TensorProto.DataType.Value(f"UINT{bits}"): (0, bits) for bits in (8, 16, 32, 64)},
+    **{TensorProto.DataType.Value(f"INT{bits}"): (1, bits - 1) for bits in (8, 16, 32, 64)},
+}
+"""Sign bits and value bits."""
+
+KNOWN = SIGNIFICAND.keys() | INTEGERS.keys()
 
 
 def embeds(narrow: int, wide: int) -> bool:
-    """True if every value of a float type (TensorProto.DataType) is a value of another, or of the same."""
-    return narrow == wide or wide in WIDER.get(narrow, ())
+    """True if every value of element type `narrow` (TensorProto.DataType) is a value of `wide`."""
+    if narrow not in KNOWN or wide not in KNOWN:
+        return narrow == wide
+    if narrow in SIGNIFICAND:
+        return wide in SIGNIFICAND and all(
+            a <= b for a, b in zip(SIGNIFICAND[narrow], SIGNIFICAND[wide], strict=True)
+        )
+    signed, bits = INTEGERS[narrow]
+    if wide in SIGNIFICAND:
+        return bits <= SIGNIFICAND[wide][0] and bits < 2 ** (SIGNIFICAND[wide][1] - 1)
+    other_signed, other_bits = INTEGERS[wide]
+    return signed <= other_signed and bits <= other_bits
 
 
 def logical_name(name: str) -> str:

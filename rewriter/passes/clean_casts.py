@@ -1,0 +1,151 @@
+"""clean-casts: removes Casts that change no value."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeGuard
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper
+
+from rewriter.ir.graph import GraphEditor, attribute, display_name, is_op
+from rewriter.ir.model import Array
+from rewriter.ir.model.schemas import INTEGERS, KNOWN, SIGNIFICAND, embeds
+from rewriter.passes.base import Change, Context, Event, GraphPass, Refusal
+
+
+@dataclass(frozen=True)
+class CleanCasts(GraphPass):
+    """Exporters write many Casts that change nothing (166 of 191 in one Swin), and they hide patterns.
+
+    Removed are:
+
+    - a Cast to the type that its input already has;
+    - a widening Cast whose consumer is another Cast (f16-f32-f16, f32-f64-f32, int32-int64-float);
+    - the second Cast of one tensor to one type;
+    - the Cast of a constant, which is converted once: rounded to nearest even, its sign kept.
+
+    Casts that round on the way (f32-f16-f32, int64-f32-int64) change values, and Casts that truncate
+    (float-int-float) are arithmetic. Both stay, without a report.
+
+    Declines:
+        - a Cast whose input and output are both inputs or outputs of the graph
+        - a constant with values that the new type cannot hold
+    """
+
+    name = "clean-casts"
+    example = """
+         g (float16[2,3] x) => (float16[2,3] y) {
+        -    wide = Cast<to = 1>(x)
+        -    same = Cast<to = 1>(wide)
+        -    narrow = Cast<to = 10>(same)
+        -    y = Relu(narrow)
+        +    y = Relu(x)
+         }"""
+
+    def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
+        # Producers come first, so each Cast reads Casts that are clean already: one sweep suffices.
+        first: dict[tuple[str, int], NodeProto] = {}
+        for cast in graph.nodes:
+            if _is_cast(cast):
+                to = int(attribute(cast, "to"))
+                yield from _shorten(graph, cast, to)
+                event = _drop(graph, cast, to) or _fold(graph, cast, to) or _share(graph, cast, to, first)
+                if event is not None:
+                    yield event
+
+
+def _shorten(graph: GraphEditor, cast: NodeProto, to: int) -> Iterator[Event]:
+    """Lets the Cast read the input of the Casts before it, as long as those change nothing."""
+    while _is_cast(earlier := graph.producer(cast.input[0])):
+        start, middle = graph.dtype(earlier.input[0]), graph.dtype(cast.input[0])
+        if start is None or middle is None or not _skips(start, middle, to):
+            return
+        graph.set_input(cast, 0, earlier.input[0])
+        graph.erase_if_dead(earlier.output[0])
+        yield Change(display_name(cast), f"{_names(start, middle, to)} became {_names(start, to)}")
+
+
+def _skips(start: int, middle: int, to: int) -> bool:
+    """True if start-middle-to and start-to give the same for every value.
+
+    The middle type must hold every value of the start type. From a float to an integer the values must
+    fit as well: ONNX does not define the result of a float beyond the integer's range.
+    """
+    if not embeds(start, middle) or not {start, middle, to} <= KNOWN:
+        return False
+    integers = {start, middle} <= INTEGERS.keys()
+    return to in SIGNIFICAND or to == TensorProto.BOOL or integers or embeds(start, to)
+
+
+def _drop(graph: GraphEditor, cast: NodeProto, to: int) -> Event | None:
+    """Removes a Cast to the type that its input has."""
+    source, result = cast.input[0], cast.output[0]
+    if graph.dtype(source) != to:
+        return None
+    if graph.is_output(result):
+        if graph.producer(source) is None or graph.is_output(source):
+            return Refusal(display_name(cast), f"{result} is an output, and so is {source}, or an input")
+        graph.rename(source, result)
+    else:
+        graph.replace_all_uses_with(result, source)
+    graph.remove(cast)
+    return Change(display_name(cast), f"a Cast of {_names(to)} to itself")
+
+
+def _fold(graph: GraphEditor, cast: NodeProto, to: int) -> Event | None:
+    """Converts a constant of this graph once."""
+    source, result = cast.input[0], cast.output[0]
+    value = graph.constant(source)
+    local = graph.is_initializer(source) or graph.producer(source) is not None
+    if value is None or not local or graph.dtype(source) not in KNOWN or to not in KNOWN:
+        return None
+    if graph.is_output(result):
+        return Refusal(display_name(cast), f"{result} is an output: a constant cannot take its place")
+    converted = _convert(value, int(graph.dtype(source) or 0), to)
+    if converted is None:
+        return Refusal(
+            display_name(cast), f"values of {source} do not fit {_names(to)}: the result is not defined"
+        )
+    graph.replace_all_uses_with(result, graph.add_constant(result, converted))
+    graph.remove(cast)
+    return Change(display_name(cast), f"constant {source} became {_names(to)}")
+
+
+def _convert(value: Array, start: int, to: int) -> Array | None:
+    """Converts `value`, rounded to nearest even; None where ONNX does not define the result."""
+    if start in SIGNIFICAND and to in INTEGERS and to != TensorProto.BOOL and value.size:
+        wide = np.trunc(value.astype(np.float64))
+        sign, bits = INTEGERS[to]
+        if not bool(np.all((wide >= -sign * 2.0**bits) & (wide < 2.0**bits))):
+            return None
+    with np.errstate(over="ignore"):  # values beyond the range become infinite, as at run time
+        return value.astype(helper.tensor_dtype_to_np_dtype(to))
+
+
+def _share(
+    graph: GraphEditor, cast: NodeProto, to: int, first: dict[tuple[str, int], NodeProto]
+) -> Event | None:
+    """Lets one Cast serve all consumers that read a tensor in one type."""
+    key = (cast.input[0], to)
+    other = first.setdefault(key, cast)
+    if other is cast or to not in KNOWN:
+        return None
+    if graph.producer(other.output[0]) is not other:  # removed by now
+        first[key] = cast
+        return None
+    keep, drop = (cast, other) if graph.is_output(cast.output[0]) else (other, cast)
+    if graph.is_output(drop.output[0]):
+        return Refusal(display_name(cast), f"{keep.output[0]} and {drop.output[0]} are both outputs")
+    first[key] = keep
+    graph.replace_all_uses_with(drop.output[0], keep.output[0])
+    graph.remove(drop)
+    return Change(display_name(drop), f"{display_name(keep)} gives the same")
+
+
+def _is_cast(node: NodeProto | None) -> TypeGuard[NodeProto]:
+    """True for a Cast of opset 6 or later; before, `to` was a string."""
+    return is_op(node, "Cast") and isinstance(attribute(node, "to"), int)
+
+
+def _names(*types: int) -> str:
+    return "-".join(TensorProto.DataType.Name(t).lower() for t in types)

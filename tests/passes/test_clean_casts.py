@@ -1,0 +1,105 @@
+"""clean-casts: Casts that are removed, Casts that stay, and values that never change."""
+
+import numpy as np
+import onnx
+import pytest
+from graphs import apply, graph, ops, run
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from rewriter.ir.model import Array, Model, load
+from rewriter.ir.model.schemas import embeds
+from rewriter.passes.clean_casts import CleanCasts
+
+F32, F16, BF16, F64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE
+I8, I32, I64, BOOL = TensorProto.INT8, TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL
+
+
+def test_a_folded_constant_keeps_sign_infinity_and_ties() -> None:
+    values = np.array([-1e-9, 1e-9, -0.0, 1e6, -1e6, 2049.0, 2051.0, 5.96e-8], np.float32)
+    before = _with_weight(values)
+    after, _ = apply(CleanCasts(), before)
+    assert ops(after) == ["Identity"]
+    (folded,) = run(after, {})
+    (wanted,) = run(before, {})
+    np.testing.assert_array_equal(folded.view(np.uint16), wanted.view(np.uint16))
+    assert np.signbit(folded[:3]).tolist() == [True, False, True]
+
+
+def test_a_large_weight_is_converted_and_the_old_one_is_dropped() -> None:
+    before = _with_weight(np.linspace(-3, 3, 4096, dtype=np.float32))
+    after, _ = apply(CleanCasts(), before)
+    assert [a.dtype for a in after.weights.values()] == [np.float16]
+    assert after.weights.keys().isdisjoint(before.weights)
+
+
+def _with_weight(values: Array) -> Model:
+    proto = graph(
+        "g () => (float16[n] y) { c = Cast<to = 10>(w) y = Identity(c) }".replace(
+            "{ c", f"<float[{values.size}] w = {{{', '.join(['0.0'] * values.size)}}}> {{ c"
+        )
+    ).whole()
+    proto.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(values, "w"))
+    return load(proto)
+
+
+WIDER = [
+    (F16, F32),
+    (BF16, F32),
+    (F32, F64),
+    (I8, F16),
+    (I8, BF16),
+    (I32, F64),
+    (I32, I64),
+    (BOOL, I8),
+    (BOOL, F16),
+]
+NOT_WIDER = [
+    (F16, BF16),
+    (BF16, F16),
+    (I32, F32),
+    (I64, F64),
+    (F16, I64),
+    (I8, TensorProto.UINT8),
+    (TensorProto.UINT8, I8),
+]
+
+
+@pytest.mark.parametrize(("narrow", "wide"), [(t, t) for t in (F16, BF16, I64)] + WIDER)
+def test_embeds(narrow: int, wide: int) -> None:
+    assert embeds(narrow, wide)
+
+
+@pytest.mark.parametrize(("narrow", "wide"), NOT_WIDER + [(b, a) for a, b in WIDER])
+def test_does_not_embed(narrow: int, wide: int) -> None:
+    assert not embeds(narrow, wide)
+
+
+TYPES = st.sampled_from([F16, F32, F64, BF16, I8, I32, I64, BOOL])
+
+
+@given(st.sampled_from([F16, F32, F64, I8, I32, I64, BOOL]), st.lists(TYPES, min_size=1, max_size=6))
+def test_no_chain_of_casts_changes_a_value(start: int, chain: list[int]) -> None:
+    before = _chain(start, chain)
+    after, _ = apply(CleanCasts(), before)
+    _, second = apply(CleanCasts(), after)
+    assert not second.changes
+    assert ops(after).count("Cast") <= len(chain) + 1
+    # within int8, so that no conversion is undefined; with fractions and ties where the type has them
+    values = np.array([0, 1, -1, 2, 100, -128, 0.5, 1 / 3, -2.7, 1 + 2**-11, 1 + 2**-9, 1e-7])
+    feeds = {"x": values.astype(helper.tensor_dtype_to_np_dtype(start))}
+    for a, b in zip(run(before, feeds), run(after, feeds), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def _chain(start: int, chain: list[int]) -> Model:
+    """x, cast on and on, the last tensor made float64 so that NumPy can compare it."""
+    names = ["x", *(f"t{i}" for i in range(len(chain)))]
+    nodes = [
+        helper.make_node("Cast", [a], [b], to=to) for a, b, to in zip(names, names[1:], chain, strict=False)
+    ]
+    nodes += [helper.make_node("Cast", [names[-1]], ["d"], to=F64), helper.make_node("Neg", ["d"], ["y"])]
+    ports = [helper.make_tensor_value_info(n, t, [12]) for n, t in (("x", start), ("y", F64))]
+    made = helper.make_graph(nodes, "g", ports[:1], ports[1:])
+    return load(helper.make_model(made, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]))
