@@ -131,7 +131,7 @@ class GraphAnalysis(FloatGraph):
     scope: int
     ranges: Mapping[tuple[int, str], Range]
     request: PrecisionRequest
-    mixed: bool = False
+    mixed: bool
     parent: GraphAnalysis | None = None
 
     @property

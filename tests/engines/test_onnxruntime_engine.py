@@ -80,9 +80,10 @@ def test_outputs_outlive_what_they_came_from(optimize: bool, size: int) -> None:
     weights = {name: np.full(size, number, np.float32) for name, number in (("w", 7.0), ("u", -5.0))}
     session = LocalSession(graphs.with_weights(body, weights), optimize=optimize)
     del weights
-    values = session.run({"x": np.full(size, 9, np.int64)})
+    values, held = session.run({"x": np.full(size, 9, np.int64)}), weakref.ref(session.session)
     session.close()
-    del session
+    gc.collect()
+    assert held() is None, "what ONNX Runtime allocated is free"
     _taking_their_memory = [np.full(size, -1, kind) for kind in (np.int64, np.float32) for _ in range(50)]
     assert {name: set(array.tolist()) for name, array in values.items()} == {
         "x": {9},

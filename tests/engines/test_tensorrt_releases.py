@@ -98,6 +98,7 @@ def test_an_engine_is_loaded_and_run(fake: Fake, tmp_path: Path) -> None:
     program = tensorrt_program.TensorRTProgram(fake.release.library, variant, ())
     outputs = program.run({"x": X})
     assert {name: array.shape for name, array in outputs.items()} == {"y": (2, 2), "sized": (3,)}
+    assert program._host["y"].shape == (2, 2), "where the engine says that it is"
     eager = fake.release.find("", "DynamicShapesKernelSpecializationStrategy") is not None
     assert ("ICudaEngine.create_runtime_config" in fake.used) == eager
     program.prepare({"x": X})
