@@ -25,6 +25,7 @@ from rewriter.jobs.fix.job import Candidate, FixJob
 from rewriter.jobs.fix.result import Conclusion
 from rewriter.jobs.fix.workload import Workload
 from rewriter.jobs.search.trials import Trials
+from rewriter.passes.algorithms import rounding
 from rewriter.passes.base import Change, Context, Event
 from rewriter.passes.simplify import Simplify
 from rewriter.runtime.engines import this_machine
@@ -192,6 +193,19 @@ def test_a_repair_ends_in_the_middle_of_its_work(monkeypatch: pytest.MonkeyPatch
     result = rewriter.fix(graph(OFFSET).whole(), inputs=samples(), build=False, repair_seconds=1.5)
     assert any("no result in time" in line for line in result.repairs)
     assert time.monotonic() - start < 30.0
+
+
+def test_searches_and_attempts_share_the_rounding_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    refined, weights = rounding._refined, list[str]()
+
+    def counted(node: onnx.NodeProto, *arguments: Any) -> Array:
+        weights.append(node.input[1])
+        return refined(node, *arguments)
+
+    monkeypatch.setattr(rounding, "_refined", counted)
+    result = rewriter.fix(graph(OFFSET).whole(), inputs=samples(), build=False)
+    assert any("more nodes in FP32" in line for line in result.repairs), "several plans were tried"
+    assert weights == ["copy"]
 
 
 def test_the_last_of_several_samples_is_kept_from_the_search_for_a_users_goal() -> None:

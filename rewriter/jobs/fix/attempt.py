@@ -22,7 +22,7 @@ from rewriter.jobs.fix.refusals import near_names
 from rewriter.jobs.fix.workload import CalibratedModel, Workload
 from rewriter.jobs.search.goal import Found
 from rewriter.jobs.search.run import search
-from rewriter.passes.base import Context, Pass, Rescaled, Stage
+from rewriter.passes.base import Context, Pass, Rescaled, Shared, Stage
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.pipeline.driver import Driver, PassResult
 from rewriter.pipeline.presets import PRESETS
@@ -37,6 +37,8 @@ PLAIN = "trt11-migrate"  # the preset that only changes types, and what they req
 
 OPTIONAL = frozenset({free_fp32.RULE, free_fp32.NORM_RULE, free_fp32.SOFTMAX_RULE, SEARCHED})
 """Rules of nodes that plain FP16 does not keep in FP32."""
+
+ROUNDED_ONCE = 2**31  # bytes of weights up to which their rounding is kept for searches and other attempts
 
 PLAIN_STEPS = frozenset(type(step) for step in PRESETS[PLAIN].steps)
 
@@ -171,7 +173,9 @@ def attempt(candidate: Candidate, workload: Workload, deadline: float = math.inf
         scaled = (change for change in changes if isinstance(change, Rescaled))
         plan = replace(plan, exponents=tuple(e for change in scaled for e in change.exponents))
         unscaled = unscaled_overflows(plan, ranges)
-    fixed, passes = rewrite(candidate, workload, calibrated.model, lowering, calibrated.passes, plan, ranges)
+    weights, earlier = calibrated.model.weights.values(), calibrated.passes
+    rounded = calibrated.memory.rounded if sum(w.nbytes for w in weights) <= ROUNDED_ONCE else None
+    fixed, passes = rewrite(candidate, workload, calibrated.model, lowering, earlier, plan, ranges, rounded)
     for result in (result for result in passes if result.failure):
         text = f"pass {result.name} failed on this model and was left out: {result.failure}"
         warnings.append(f"{text}; please report it with the model")
@@ -191,6 +195,7 @@ def rewrite(
     earlier: Sequence[PassResult] = (),
     plan: Plan | None = None,
     ranges: Ranges | None = None,
+    rounded: Shared | None = None,
 ) -> tuple[Model, tuple[PassResult, ...]]:
     """Returns the model after passes, and the results of all passes so far: the `earlier` ones come first."""
     job, stage, numbers = workload.job, workload.stage, count(len(earlier))
@@ -201,7 +206,7 @@ def rewrite(
     kept = asked if job.plan is None else kept_by_user(job.plan)
     with stage("rewriting"):
         means = ranges.means if ranges is not None else {}
-        context = Context(job.opset, precision.target, plan, ranges, means, kept, workload.sample)
+        context = Context(job.opset, precision.target, plan, ranges, means, kept, workload.sample, rounded)
         rewritten, results = driver.run(model, steps, context)
     return rewritten, (*earlier, *results)
 
