@@ -25,7 +25,7 @@ from rewriter.runtime.metrics.pairwise_error import degenerate
 from rewriter.runtime.metrics.parts import Parts, chance
 from rewriter.runtime.metrics.tolerances import RELATIVE_L2, TOLERANCES, USABLE, Tolerance, precision_of
 from rewriter.verification.compare_runs import RunComparison, Standard, compare_outputs
-from rewriter.verification.expected import Expected, Outputs, as_declared, run_all, selects_rows, with_states
+from rewriter.verification.expected import Expected, Outputs, as_declared, run_all, selected_axes, with_states
 from rewriter.verification.verdict import Check
 
 SMALL_STATE = 1e-2
@@ -93,7 +93,7 @@ def check_structure(
     """
     tolerance = sum(step.exactness.tolerance for step in passes)
     noise = _own_rounding(expected, rewritten) if tolerance else {}
-    held = Standard(Tolerance(tolerance, RELATIVE_L2, "the passes"), as_sets=selects_rows(rewritten))
+    held = Standard(Tolerance(tolerance, RELATIVE_L2, "the passes"), as_sets=selected_axes(rewritten))
     run = (lambda: outputs) if outputs is not None else partial(_run, rewritten, samples, rounded)
     check = _compare_run("structure", expected.as_written, run, held, noise)
     if check.passed is None:
@@ -114,7 +114,7 @@ def _own_rounding(expected: Expected, model: Model) -> dict[str, float]:
 
 def _distance(model: Model) -> Standard:
     """The standard that measures any error, for which rows in another order are none."""
-    return Standard(Tolerance(0.0, RELATIVE_L2, "another form of the network"), as_sets=selects_rows(model))
+    return Standard(Tolerance(0.0, RELATIVE_L2, "another form of the network"), as_sets=selected_axes(model))
 
 
 def check_emulation(
@@ -140,7 +140,7 @@ def check_emulation(
     """
     fp32 = precision == "fp32"
     name, low, accumulation = ("tf32", "tf32", "fp32") if fp32 else ("emulation", precision, accumulation)
-    held = standard or Standard(TOLERANCES[low], as_sets=selects_rows(fixed))
+    held = standard or Standard(TOLERANCES[low], as_sets=selected_axes(fixed))
     emulate = partial(emulation, accumulation=accumulation, tf32=tf32)
     runs = list[Outputs]()
 
@@ -354,7 +354,7 @@ def errs_by_chance(fixed: Model) -> bool:
     others in one of three samples (errors 0.003, 0.011, 0.001), in FP16 in two (0.007, 0.012, 0.012); on a
     GPU its error was 0.044 in FP32 and 0.048 in FP16.
     """
-    return precision_of(fixed) == "fp32" or selects_rows(fixed)
+    return precision_of(fixed) == "fp32" or bool(selected_axes(fixed))
 
 
 def fp32_products(fixed: Model) -> bool:

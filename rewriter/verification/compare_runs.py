@@ -17,7 +17,7 @@ from rewriter.runtime.metrics.parts import Parts
 from rewriter.runtime.metrics.pictures import WorstOutputs
 from rewriter.runtime.metrics.probabilities import Probabilities, probabilities
 from rewriter.runtime.metrics.tolerances import RELATIVE_L2, Tolerance
-from rewriter.verification.expected import Outputs, selects_rows
+from rewriter.verification.expected import Outputs, selected_axes
 from rewriter.verification.verdict import Check, MetricValue, log_lines
 
 
@@ -73,12 +73,13 @@ class Standard:
     """How close outputs have to be to the original's: to the user's tolerance, or to the precision's.
 
     `kinds` has outputs of the original that are probabilities, none if the user chose the measure. With
-    `as_sets` the rows of the outputs may be in another order. `asked`: the tolerance is the user's own.
+    `as_sets` the rows of the outputs, on these axes, may be in another order. `asked`: the tolerance is the
+    user's own.
     """
 
     tolerance: Tolerance
     kinds: Mapping[str, Probabilities] = field(default_factory=dict)
-    as_sets: bool = False
+    as_sets: tuple[int, ...] = ()
     asked: bool = False
 
     @classmethod
@@ -91,7 +92,7 @@ class Standard:
             fair: False if the user named the metric.
         """
         kinds = probabilities(original) if fair and asked is None else {}
-        return cls(asked or default, kinds, selects_rows(original), asked is not None)
+        return cls(asked or default, kinds, selected_axes(original), asked is not None)
 
 
 def compare_outputs(

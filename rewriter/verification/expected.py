@@ -184,17 +184,27 @@ def as_declared(model: Model, sample: Mapping[str, Array]) -> dict[str, Array]:
     return {n: a.astype(types[n], copy=False) if types.get(n) else a for n, a in sample.items()}
 
 
-def selects_rows(model: Model) -> bool:
-    """True if a TopK or NonMaxSuppression may select and order the rows of the outputs, which are on axis 1.
+def selected_axes(model: Model) -> tuple[int, ...]:
+    """Axes of the outputs on which a TopK or NonMaxSuppression may select and order rows; () if none does.
 
-    A TopK of another number does not: it routes tokens to experts.
+    They are on axis 1, or on axis 0 of outputs without a batch. A TopK of another number selects none: it
+    routes tokens to experts.
     """
     nodes = list(walk_nodes(model.proto.graph))
     stored = {t.name: t for t in model.proto.graph.initializer}
     counts = [stored.get(n.input[1]) if n.input[1:] else None for n in nodes if n.op_type == "TopK"]
-    named = {size for port in model.signature.inputs for size in port.shape or () if isinstance(size, str)}
+    if any(node.op_type == "NonMaxSuppression" for node in nodes):
+        return 0, 1
+    given = [port.shape or () for port in model.signature.inputs]
+    named = {size for shape in given for size in shape if isinstance(size, str)}
     shapes = [port.shape or (None, None) for port in model.signature.outputs]
-    rows = {shape[1] for shape in shapes if shape[1:]} - named
-    unknown = None in counts or not all(isinstance(size, int) for size in rows)
-    selects = unknown or any(int(model.array(t).item()) in rows for t in counts if t is not None)
-    return any(n.op_type == "NonMaxSuppression" for n in nodes) or (bool(counts) and selects)
+    numbers = {None if t is None else int(model.array(t).item()) for t in counts}
+    sizes = (
+        {shape[0] for shape in shapes if len(shape) in (1, 2)} - {shape[0] for shape in given if shape},
+        {shape[1] for shape in shapes if shape[1:]},
+    )
+    return tuple(
+        axis
+        for axis, rows in enumerate(rows - named for rows in sizes)
+        if numbers and rows and (numbers & rows or not all(isinstance(n, int) for n in numbers | rows))
+    )

@@ -125,3 +125,28 @@ def test_what_holds_no_boxes_is_not_compared_as_detections(outputs: dict[str, Ar
 def test_a_right_model_may_lose_one_box_or_5_percent() -> None:
     assert Detections(3, 2).passed and not Detections(3, 1).passed
     assert Detections(100, 97, 2).passed and not Detections(100, 97, 3).passed
+
+
+TABLE = """g (float[400,16] x, float[16,4] b, float[16,8] c) => (float[50,6] y)
+    <int64[1] k = {50}, int64[1] last = {1}, float size = {640.0}, float factor = {FACTOR}> {
+        m = MatMul(x, b) s = Sigmoid(m) boxes = Mul(s, size) n = MatMul(x, c) p = Sigmoid(n)
+        best = ReduceMax<axes = [1], keepdims = 0>(p) label = ArgMax<axis = 1, keepdims = 0>(p)
+        top, index = TopK<axis = 0>(best, k) kept = Gather(boxes, index) classes = Gather(label, index)
+        floats = Cast<to = 1>(classes) t = Unsqueeze(top, last) u = Mul(t, factor) v = Unsqueeze(floats, last)
+        y = Concat<axis = 1>(kept, u, v) }"""
+"""The best 50 boxes of one image, [N, 6] without a batch: FP16 makes other ones of equal scores the first."""
+
+
+def test_a_table_without_a_batch_is_compared_as_a_set(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    weights = {"b": rng.normal(size=(16, 4)), "c": rng.normal(size=(16, 8)) / 4.0}
+    weights = {name: array.astype(np.float32) for name, array in weights.items()}
+    right, wrong = (
+        save(with_weights(TABLE.replace("FACTOR", factor), weights), tmp_path / f"{factor}.onnx")
+        for factor in ("1.0", "0.9")
+    )
+    inputs = {"x": rng.normal(size=(400, 16)).astype(np.float32)}
+    result = rewriter.fix(right, inputs=inputs, build=False)
+    assert result.verified and result.conclusion.lowered, result.ending
+    assert result.checks[-1].outputs[0].note == "rows matched as sets, best 48 of 50"
+    assert not rewriter.verify(right, wrong, inputs=inputs, build=False).passed

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from graphs import graph
 
-from rewriter.verification.expected import expected_outputs, selects_rows, with_states
+from rewriter.verification.expected import expected_outputs, selected_axes, with_states
 
 FLOAT = graph("g (float[2] x) => (float[2] y) { a = Neg(x) y = Exp(a) }")
 HALF = "g (float16[2] x) => (float16[2] y) { a = Neg(x) y = Exp(a) }"
@@ -38,7 +38,22 @@ def test_only_a_model_that_rounds_has_other_results_as_it_is_written() -> None:
 def test_rows_are_selected(shapes: tuple[str, str], body: str, selects: bool) -> None:
     given, result = shapes
     source = graph(f"g (float[{given}] x) => (float[{result}] y) <int64[1] k = {{2}}> {{ {body} }}")
-    assert selects_rows(source) is selects
+    assert (1 in selected_axes(source)) is selects
+
+
+@pytest.mark.parametrize(
+    ("result", "body", "axes"),
+    [
+        pytest.param("50,6", "v, i = TopK<axis = 0>(x, k) y = Neg(v)", (0,), id="a table without a batch"),
+        pytest.param("50", "v, i = TopK<axis = 0>(x, k) y = ReduceSum<keepdims = 0>(v)", (0,), id="a vector"),
+        pytest.param("N,6", "v, i = TopK<axis = 0>(x, k) y = Neg(v)", (0,), id="an unknown number"),
+        pytest.param("400,6", "v, i = TopK<axis = 0>(x, k) y = Neg(x)", (), id="all rows of the input"),
+        pytest.param("50,50", "v, i = TopK<axis = 0>(x, k) y = Neg(v)", (0, 1), id="either axis"),
+    ],
+)
+def test_rows_without_a_batch_are_selected(result: str, body: str, axes: tuple[int, ...]) -> None:
+    source = graph(f"g (float[400,6] x) => (float[{result}] y) <int64[1] k = {{50}}> {{ {body} }}")
+    assert selected_axes(source) == axes
 
 
 def test_states_that_become_outputs_have_types_and_other_models_are_not_copied() -> None:

@@ -28,7 +28,7 @@ from rewriter.runtime.metrics.probabilities import probabilities
 from rewriter.runtime.metrics.tolerances import RELATIVE_L2, TOLERANCES
 from rewriter.target import Target
 from rewriter.verification.arithmetic_checks import AS_FP32
-from rewriter.verification.expected import run_all, selects_rows, with_states
+from rewriter.verification.expected import run_all, selected_axes, with_states
 
 SAMPLES = 4
 """Samples that each plan is compared on, at most."""
@@ -87,7 +87,7 @@ def search(
         OutOfTimeError: the deadline has passed before any plan was tried.
     """
     start = time.monotonic()
-    if goal.metric == RELATIVE_L2 and selects_rows(original):
+    if goal.metric == RELATIVE_L2 and selected_axes(original):
         goal = replace(goal, metric=DETECTIONS)  # rows in another order differ in every element
     judged = with_states(original) if goal.metric == RELATIVE_L2 else original
     own = {port.name for port in original.signature.outputs}

@@ -1,7 +1,7 @@
 """Compares the outputs of a model with the original's, by name."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -19,7 +19,7 @@ from rewriter.runtime.metrics.probabilities import (
     probability_error,
     same_best,
 )
-from rewriter.runtime.metrics.row_errors import SET_FACTOR, matched, row_groups
+from rewriter.runtime.metrics.row_errors import SET_FACTOR, axis_of_rows, matched, row_groups
 from rewriter.runtime.metrics.tolerances import USABLE
 
 ROUNDING_NOISE = "rounding noise"
@@ -173,12 +173,12 @@ def compare(
     # largest relative L2 error of a float output, and largest share of differing elements of any other output
     tolerance: float,
     *,
-    # match the rows of finite outputs [batch, rows] or [batch, rows, features] that fail, and compare them
-    # again: for models whose TopK orders detections
-    as_sets: bool = False,
+    # axes of rows: match the rows of finite outputs that fail, and compare them again, for models whose TopK
+    # orders detections. 1 in [batch, rows] or [batch, rows, features], 0 in [rows] or [rows, features]
+    as_sets: Collection[int] = (),
     # outputs that are probabilities: they pass by these, too
     kinds: Mapping[str, Probabilities] | None = None,
-    # of each output that is judged by its parts, too; with `as_sets`, slices of axis 1 do not count
+    # of each output that is judged by its parts, too; with `as_sets`, slices of rows do not count
     parts: Parts | None = None,
 ) -> tuple[tuple[OutputComparison, Pair], ...]:
     """Compares outputs by name, element by element, and then their parts.
@@ -194,14 +194,16 @@ def compare(
 
     def judged(name: str, limit: float, note: str = "") -> tuple[OutputComparison, ...]:
         whole = _compared(name, replace(pairs[name]), limit, note)
-        found = [part for part in parts.get(name, ()) if not (as_sets and 1 in part.axes)]
+        rows = axis_of_rows(name, expected, as_sets)
+        axis = 1 if rows is None else rows
+        found = [part for part in parts.get(name, ()) if not (as_sets and axis in part.axes)]
         own = _parts(whole, pairs[name], found, kinds.get(name)) if name in parts else ()
         return whole, *own
 
     outputs = {name: judged(name, tolerance) for name in pairs}
-    for names in row_groups(expected, actual) if as_sets else ():
+    for axis, names in row_groups(expected, actual, as_sets):
         if not all(output.passed for name in names for output in outputs[name]):
-            for name, pair, note in matched(names, expected, actual):
+            for name, pair, note in matched(names, expected, actual, axis):
                 pairs[name] = pair
                 allowance = Allowance("as-set", tolerance)
                 sets = judged(name, SET_FACTOR * tolerance, note)

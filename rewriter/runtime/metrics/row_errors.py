@@ -1,7 +1,7 @@
 """Matches the rows of two results as sets, for detectors whose TopK orders rows by score."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -19,36 +19,72 @@ MOST_ROWS = 2048
 """Matching costs time with the cube of the rows, and memory with their square (32 MiB at 2048)."""
 
 
-def row_groups(expected: Mapping[str, Array], actual: Mapping[str, Array]) -> list[list[str]]:
-    """Names of finite outputs [batch, rows] or [batch, rows, features] with equal first two dimensions.
+BOX_WIDTHS = range(4, 8)
+"""Columns of a table of boxes: corners, with a score, a class and an image."""
+
+
+def axis_of_rows(name: str, outputs: Mapping[str, Array], axes: Collection[int]) -> int | None:
+    """The axis of an output's rows: 1 in [batch, rows, ...], 0 in [rows] or [rows, features]; else None.
+
+    Args:
+        axes: Axes on which the model may select rows. Where it may on both, a table as wide as boxes has no
+            batch, unless an output [batch, rows, features] has as many of both.
+    """
+    shape = outputs[name].shape
+    if len(shape) not in (1, 2, 3) or not axes:
+        return None
+    if len(axes) == 1:
+        (axis,) = axes
+        return axis if axis + 1 <= len(shape) <= axis + 2 else None
+    deep = {array.shape[:2] for array in outputs.values() if array.ndim == 3}
+    tables = {a.shape[0] for a in outputs.values() if a.ndim == 2 and a.shape[1] in BOX_WIDTHS}
+    if len(shape) == 1:
+        return 0 if shape[0] in tables else None
+    return 0 if len(shape) == 2 and shape not in deep and shape[1] in BOX_WIDTHS else 1
+
+
+def row_groups(
+    expected: Mapping[str, Array], actual: Mapping[str, Array], axes: Collection[int] = (1,)
+) -> list[tuple[int, list[str]]]:
+    """The axis of rows, and names of finite outputs that have as many of them, in batches of one size.
 
     One row of each output in a group describes the same detection.
+
+    Args:
+        axes: As for `axis_of_rows`.
     """
     groups: dict[tuple[int, ...], list[str]] = {}
     for name, array in expected.items():
-        has_rows = array.ndim in (2, 3) and array.shape[0] and 1 < array.shape[1] <= MOST_ROWS
-        if has_rows and array.shape == actual[name].shape:
-            groups.setdefault(array.shape[:2], []).append(name)
+        axis = axis_of_rows(name, expected, axes)
+        if axis is None or array.shape != actual[name].shape or not array.size:
+            continue
+        if 1 < array.shape[axis] <= MOST_ROWS:
+            groups.setdefault(array.shape[: axis + 1], []).append(name)
 
     def finite(array: Array) -> bool:  # else a row that is left out might hide a NaN or infinity
         return not is_float(array) or bool(np.all(np.isfinite(array)))
 
     return [
-        names for names in groups.values() if all(finite(a[n]) for n in names for a in (expected, actual))
+        (len(sizes) - 1, names)
+        for sizes, names in groups.items()
+        if all(finite(a[n]) for n in names for a in (expected, actual))
     ]
 
 
 def matched(
-    names: Sequence[str], expected: Mapping[str, Array], actual: Mapping[str, Array]
+    names: Sequence[str], expected: Mapping[str, Array], actual: Mapping[str, Array], axis: int = 1
 ) -> Iterator[tuple[str, Pair, str]]:
     """Yields each output of a group with its best rows in matching order, and a note for the report."""
+    if axis == 0:
+        expected, actual = ({name: side[name][None] for name in names} for side in (expected, actual))
     batch, total = expected[names[0]].shape[:2]
     keep = math.ceil(total * SET_SHARE)
     order = [_match([(expected[n][i], actual[n][i]) for n in names], keep) for i in range(batch)]
     for name in names:
         left = np.stack([expected[name][i][rows] for i, (rows, _) in enumerate(order)])
         right = np.stack([actual[name][i][rows] for i, (_, rows) in enumerate(order)])
-        yield name, Pair(left, right), f"rows matched as sets, best {keep} of {total}"
+        pair = Pair(left, right) if axis else Pair(left[0], right[0])
+        yield name, pair, f"rows matched as sets, best {keep} of {total}"
 
 
 def _match(pairs: Sequence[tuple[Array, Array]], keep: int) -> tuple[Array, Array]:
