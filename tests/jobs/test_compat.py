@@ -1,6 +1,7 @@
 """rewriter.compat: calls of public projects with the import exchanged; what callers of the originals see."""
 
 import inspect
+import logging
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -72,6 +73,7 @@ def test_a_video_renderer_calibrates_rife(tmp_path: Path) -> None:
     source, calibration = tmp_path / "rife.onnx", tmp_path / "calibration.npz"
     onnx.save(detector(), source)
     np.savez(calibration, images=np.ones((1, 3, 8, 8), np.float32))
+    autocast.configure_logging(logging.ERROR)
     with pytest.warns(UserWarning, match="`use_standalone_type_inference` has no meaning"):
         converted = autocast.convert_to_mixed_precision(
             onnx_path=str(source),
