@@ -107,11 +107,10 @@ def depth_of(analysis: GraphAnalysis, node: NodeProto) -> int | None:
 def _mean(analysis: GraphAnalysis, node: NodeProto, index: int, depth: int) -> float:
     """Mean absolute value of an operand; 0 if it is unknown."""
     tensor = node.input[index]
-    value = analysis.constant(tensor)
-    if value is not None:
+    value, measured = analysis.constant(tensor), analysis.range(tensor)
+    if value is not None and (measured is None or not measured.finite):  # else it need not be read again
         return float(np.abs(value).mean(dtype=np.float64)) if value.size and value.dtype.kind == "f" else 0.0
     moved = analysis.upstream(tensor, lambda n: n.op_type in VIEWS | {"Dropout", "Softmax"})
     if index == 0 and any(n.op_type == "Softmax" for n in moved):  # its rows sum to 1
         return 1.0 / depth
-    measured = analysis.range(tensor)
     return measured.mean_abs if measured is not None and measured.finite else 0.0

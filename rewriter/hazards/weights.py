@@ -38,7 +38,9 @@ def weights(analysis: GraphAnalysis) -> Iterator[Hazard]:
             value = analysis.graph.constant(tensor) if analysis.is_float(name) else None
             if value is None or not value.size:
                 continue
-            if (size := largest(value)) > analysis.largest:
+            measured = analysis.range(tensor)  # so that most weights need not be read again
+            size = measured.absmax if measured is not None and measured.finite else largest(value)
+            if size > analysis.largest:
                 harmless = node.op_type in BOUNDS or tensor in masks
                 reason = f"{tensor} holds {size:.4g}"
                 yield analysis.hazard(node, "weights", reason, tensor, "note" if harmless else "error")
@@ -69,7 +71,8 @@ def filter_banks(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """
     for node in analysis.nodes if analysis.is_fp16 else ():
         for index, tensor in enumerate(node.input[:2] if node.op_type in TENSOR_CORE else ()):
-            value = analysis.constant(tensor)
+            measured = analysis.range(tensor)
+            value = analysis.constant(tensor) if measured is None or measured.low >= 0 else None
             error = _worst_filter(node, index, value) if value is not None else 0.0
             if error > BANK_ERROR:
                 reason = f"{tensor} is a bank of filters; FP16 would round one by {error:.1%}"

@@ -88,9 +88,10 @@ class Row:
     repaired: bool
     at_once: str
 
-    @property
-    def typed(self) -> bool:
-        return any(condition.types for condition in self.when)
+    @functools.cached_property
+    def types(self) -> frozenset[str]:
+        """The names of the element types in its conditions."""
+        return frozenset(name for condition in self.when for name in condition.types)
 
     def refuses(self, target: Target, *, every: bool = True) -> bool:
         """True if every release that the target may be is in the row's range, or one of them."""
@@ -192,8 +193,9 @@ def refused_in_model(model: Model, target: Target, plugins: Iterable[str] = ()) 
 
 def refused_in_type(node: NodeProto, graph: GraphView, low: int, target: Target) -> str | None:
     """Sentence on why a node keeps FP32: the target takes it there, and may not in `low`; None otherwise."""
+    name = TensorProto.DataType.Name(low)
     for row in rows_of(node, target, every=False):
-        refused = row.typed and row.met(node, graph, low) is not None
+        refused = name in row.types and row.met(node, graph, low) is not None
         if refused and row.met(node, graph, TensorProto.FLOAT) is None:
             return f"{target} takes {node.op_type} in FP32, not in {SHORT_NAMES[low].upper()}"
     return None

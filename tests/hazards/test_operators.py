@@ -47,7 +47,7 @@ def test_models_that_build_are_taken(path: Path) -> None:
 def test_the_releases_that_a_target_may_be(target: str, every: bool, some: bool) -> None:
     """STFT takes FP16 since 11.2, and since TensorRT-RTX 1.6, the first that is expected."""
     rows, _ = operators._rows()
-    (row,) = (row for row in rows["", "STFT"] if row.typed)
+    (row,) = (row for row in rows["", "STFT"] if row.types)
     assert row.refuses(Target.parse(target)) is every
     assert row.refuses(Target.parse(target), every=False) is some
 

@@ -18,7 +18,7 @@ from rewriter.ir.graph import constant_value, display_name
 from rewriter.ir.graph.weights import ChannelKey
 from rewriter.ir.model import Array, Model, walk_graphs
 from rewriter.ir.model.graphs import schema_of
-from rewriter.ir.model.tensors import FLOATS
+from rewriter.ir.model.tensors import FLOATS, release
 from rewriter.ir.plan import HEADROOM, Range
 from rewriter.runtime.engines.onnxruntime import Session, qualified
 from rewriter.runtime.engines.onnxruntime_library import NoKernelError
@@ -124,7 +124,9 @@ def constant_ranges(model: Model) -> Iterator[tuple[Key, Range]]:
     for scope, graph in enumerate(walk_graphs(model.proto.graph)):
         for tensor in graph.initializer:
             if tensor.data_type in FLOATS:
-                yield (scope, tensor.name), range_of(model.array(tensor))
+                array = model.array(tensor)
+                yield (scope, tensor.name), range_of(array)
+                release(array)
         for node in graph.node:
             value = constant_value(node) if node.op_type == "Constant" else None
             if value is not None and helper.np_dtype_to_tensor_dtype(value.dtype) in FLOATS:
