@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
 from onnx import parser
@@ -58,46 +57,6 @@ def test_causes_of_nan_and_of_wrong_numbers_are_found_and_repaired(
     assert quoted(line) in output
     code, output = printed(f"fix {MODELS / name}.onnx -o {tmp_path}/fixed.onnx{data}", monkeypatch)
     assert code == 0, output
-
-
-def test_data_that_differs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    image = np.load(MODELS / "nafnet.npz")["image"]
-    np.savez(tmp_path / "theirs.npz", image=image[:, ::-1] / 255)
-    code, output = printed(f"compare-inputs {MODELS}/nafnet.npz {tmp_path}/theirs.npz", monkeypatch)
-    assert code == 1
-    for text in ("BGR", "divided by 255 twice"):
-        assert text in output
-        assert text in PAGE
-    assert printed(f"compare-inputs {MODELS}/nafnet.npz {MODELS}/nafnet.npz", monkeypatch)[0] == 0
-
-
-def test_a_known_defect_of_a_release_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = MODELS / "matmul_clip"
-    _, output = printed(f"scan {model}.onnx --inputs {model}.npz --target 10.12", monkeypatch)
-    assert quoted("known-defect") in output
-    assert "https://" in output
-
-
-def test_a_model_that_is_worse_elsewhere_is_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, fixed = MODELS / "conv_clip", tmp_path / "fixed.onnx"
-    data = f"--inputs {model}.npz"
-    _, output = printed(f"scan {model}.onnx {data} --target 10.0.1", monkeypatch)
-    assert f"{quoted('known-defect')}: Clip after a convolution" in output
-    assert "on sm_89" in output
-    assert printed(f"fix {model}.onnx -o {fixed} {data} --target 10.0.1", monkeypatch)[0] == 0
-    assert "Clip" not in {node.op_type for node in onnx.load(fixed).graph.node}
-    verify = f"verify {model}.onnx {fixed} {data} --report {tmp_path}/here.html"
-    assert printed(verify, monkeypatch)[0] == 0
-
-
-def test_slow_fp32_is_counted_and_can_be_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = MODELS / "matmul_clip"
-    command = f"fix {model}.onnx -o {tmp_path}/fixed.onnx --inputs {model}.npz"
-    _, output = printed(f"{command} --preset accurate", monkeypatch)
-    assert "(3 of 4 float nodes in FP32" in output
-    assert "--preset trt11-migrate" in PAGE
-    code, output = printed(f"{command} --preset trt11-migrate", monkeypatch)
-    assert (code, "(0 of " in output) == (0, True)
 
 
 @pytest.mark.parametrize(
