@@ -253,8 +253,9 @@ def _reasons(report: BuildReport, refusals: Sequence[_Refusal], lacking: Sequenc
 
 def _lacks(report: BuildReport, lacking: Sequence[str]) -> str:
     """The ability that this library lacks, if that is the only fault; "" otherwise."""
-    if node := next((error.node for error in report.parser_errors if NEEDS_GPU in error.message), ""):
-        return f"needs a GPU to parse the model: {node} has a shape that floats decide"
+    if error := next((error for error in report.parser_errors if NEEDS_GPU in error.message), None):
+        name = error.node or f"a {error.op}"
+        return f"needs a GPU to parse the model: {name} has a shape that floats decide"
     errors = report.errors if report.parsed and report.engine_bytes is None else ()
     foreign = bool(errors) and all(any(part in message for part in LACKING) for message in errors)
     return "lacks what this model needs" if foreign or lacking else ""

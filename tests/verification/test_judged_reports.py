@@ -158,10 +158,11 @@ def test_the_sentence_has_node_attribute_remedy_and_the_parser_s_own_words() -> 
     assert check.advice == "leave the indices out"
 
 
-def test_a_shape_from_floats_needs_a_gpu_and_is_no_refusal() -> None:
-    error = ParserError("r", "Resize", f"Internal Error (Assertion !{NEEDS_GPU} failed)")
+@pytest.mark.parametrize(("node", "shown"), [("r", "r"), ("", "a Resize")])
+def test_a_shape_from_floats_needs_a_gpu_and_is_no_refusal(node: str, shown: str) -> None:
+    error = ParserError(node, "Resize", f"Internal Error (Assertion !{NEEDS_GPU} failed)")
     check = judged_report(refusing(error), BuildExpectation())
-    assert check.passed is None and "needs a GPU to parse the model: r " in check.summary
+    assert check.passed is None and f"needs a GPU to parse the model: {shown} has" in check.summary
 
 
 def test_without_a_build_the_table_decides() -> None:
