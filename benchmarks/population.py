@@ -239,7 +239,7 @@ def autocast(folder: Path) -> None:
     """NVIDIA's AutoCast with the tools' samples as its calibration data, and defaults otherwise.
 
     ONNX Runtime does not read OMP_NUM_THREADS. By default each session starts one thread for every core, and they spin:
-    with several tools at a time that slows all of them. `rewriter` starts two.
+    with several tools at a time that slows all of them.
     """
     import onnxruntime
     from modelopt.onnx.autocast import convert_to_mixed_precision
