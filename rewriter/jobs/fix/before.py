@@ -14,6 +14,7 @@ from rewriter.hazards.planning.planner import analyses
 from rewriter.hazards.types import generated, no_lower_type
 from rewriter.ir.graph.casts import TypeRequest, retype
 from rewriter.ir.model import Array, Model, walk_graphs
+from rewriter.ir.model.tensors import release
 from rewriter.ir.plan import Precision, node_key
 from rewriter.jobs.fix.attempt import Attempt
 from rewriter.jobs.fix.workload import Workload
@@ -148,3 +149,4 @@ def _beyond(model: Model, largest: float) -> Iterator[AttributeProto | TensorPro
                 sizes = np.abs(array)
                 if ((sizes > largest) & (sizes < np.inf)).any():
                     yield tensor
+            release(array)
