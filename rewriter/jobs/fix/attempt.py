@@ -141,7 +141,7 @@ def attempt(candidate: Candidate, workload: Workload, deadline: float = math.inf
     Raises:
         OutOfTimeError: a search found no better plan by its deadline, or the block's time is up (`within`).
     """
-    job, calibrated, lowering = workload.job, _calibrated(candidate, workload), candidate.phases.lowering
+    job, calibrated, lowering = workload.job, calibrate(candidate, workload), candidate.phases.lowering
     ranges, warnings, found = calibrated.ranges, list(calibrated.warnings), None
     plan = _plan(candidate, workload, calibrated, warnings) if lowering else None
     if plan is not None and candidate.goal is not None:
@@ -216,7 +216,7 @@ def changing(candidate: Candidate, passes: Sequence[PassResult]) -> list[Pass]:
     return [step for step, result in zip(steps, passes, strict=False) if result.changes]
 
 
-def _calibrated(candidate: Candidate, workload: Workload) -> CalibratedModel:
+def calibrate(candidate: Candidate, workload: Workload) -> CalibratedModel:
     """Returns the model that the plan is made for; candidates with the same passes before it share one."""
     phases, given = candidate.phases, workload.job.plan
     key = (*phases.structural, *phases.measuring)

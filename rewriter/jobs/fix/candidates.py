@@ -19,7 +19,16 @@ from rewriter.hazards import GraphAnalysis, Hazard, Rule
 from rewriter.hazards.planning.free_fp32 import FREE
 from rewriter.ir.graph import display_name
 from rewriter.ir.graph.ops import PRODUCTS, TENSOR_CORE
-from rewriter.jobs.fix.attempt import PLAIN, PLAIN_STEPS, Attempt, attempt, changing, estimated_us, rewrite
+from rewriter.jobs.fix.attempt import (
+    PLAIN,
+    PLAIN_STEPS,
+    Attempt,
+    attempt,
+    calibrate,
+    changing,
+    estimated_us,
+    rewrite,
+)
 from rewriter.jobs.fix.job import Candidate, FixJob
 from rewriter.jobs.fix.selection import MOST_FOR_PLAIN, Attempts, Selection
 from rewriter.jobs.fix.workload import Workload
@@ -66,7 +75,9 @@ def run(workload: Workload) -> Selection:
 
     Ctrl-C ends the loop, and the best so far is the result; before the first result it ends the run.
     """
-    job, start = workload.job, time.monotonic()
+    job = workload.job
+    calibrate(job.first, workload)  # before the clock of a search starts
+    start = time.monotonic()
     try:
         first = attempt(job.first, workload, start + SEARCHING * job.request.repair_seconds)
     except OutOfTimeError:
