@@ -95,7 +95,8 @@ PARTS = 3  # parts of an output in its line
 
 def sample_name(data: DataSource | None, number: int) -> str:
     names = data.names if data is not None else ()
-    return f"sample {Path(names[number]).name if number < len(names) else f'number {number}'}"
+    name = Path(names[number]).name if number < len(names) else f"number {number}"
+    return name if name.startswith("sample ") else f"sample {name}"
 
 
 def tables(

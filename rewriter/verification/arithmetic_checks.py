@@ -12,8 +12,9 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.base.errors import ArithmeticRunError
+from rewriter.ir.graph import draws_noise
 from rewriter.ir.graph.ops import TENSOR_CORE
-from rewriter.ir.model import Array, Model, replace_items, walk_graphs
+from rewriter.ir.model import Array, Model, replace_items, walk_graphs, walk_nodes
 from rewriter.passes.base import Pass
 from rewriter.runtime.emulation import Accumulation, emulation, reference, rounded, sums
 from rewriter.runtime.emulation.divergence import NodeError, diverge
@@ -197,8 +198,11 @@ def conditioning(model: Model, samples: Sequence[Outputs], expected: Expected) -
     does to it: values near the border of two buckets fall into the other one (`FLIPS`).
 
     Returns:
-        Errors of finite outputs, the worst of the samples and runs; empty if none of them runs.
+        Errors of finite outputs, the worst of the samples and runs; empty if none of them runs, or if the
+        network draws noise, which is another one with optimisations.
     """
+    if any(map(draws_noise, walk_nodes(model.proto.graph))):
+        return {}
     wide, errors = reference(model), dict[str, float]()
     for dtype, factor, share in ((0, 1.0, 1.0), *(FLIPS if quantises(wide) else ())):
         variant = _rounded_before_quantisers(wide, dtype, factor) if dtype else wide

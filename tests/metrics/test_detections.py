@@ -150,3 +150,11 @@ def test_a_table_without_a_batch_is_compared_as_a_set(tmp_path: Path) -> None:
     assert result.verified and result.conclusion.lowered, result.ending
     assert result.checks[-1].outputs[0].note == "rows matched as sets, best 48 of 50"
     assert not rewriter.verify(right, wrong, inputs=inputs, build=False).passed
+
+
+def test_two_heads_of_a_batch_of_four_are_no_boxes() -> None:
+    rng = np.random.default_rng(0)
+    features, classes = rng.random((4, 512)), rng.random((4, 512))
+    assert layout_of([{"features": features, "classes": classes}]) is None
+    named = layout_of([{"boxes": np.sort(features, axis=0), "classes": classes}])
+    assert named is not None and named.boxes.turned

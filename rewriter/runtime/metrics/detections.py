@@ -190,7 +190,8 @@ def layout_of(samples: Sequence[Outputs]) -> Layout | None:
     """Where the original's outputs hold boxes with scores from 0 to 1; None if they hold none."""
     for layout in layouts(samples[0]) if samples else ():
         name, rows = layout.boxes.name, layout.boxes.of(samples[0]).shape[1]
-        if layout.scores and rows < UNNAMED_ROWS and "box" not in name.lower():
+        batch = samples[0][name].ndim == 2 and layout.boxes.turned  # or of four items: names decide
+        if layout.scores and (rows < UNNAMED_ROWS or batch) and "box" not in name.lower():
             continue
         images = [boxes for outputs in samples for boxes in layout.read(outputs)]
         shown = np.concatenate([boxes.corners[boxes.best >= THRESHOLD] for boxes in images])
