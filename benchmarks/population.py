@@ -51,7 +51,7 @@ from rewriter.runtime.engines.tensor_files import write_samples
 from rewriter.runtime.metrics.outputs import compare
 from rewriter.runtime.metrics.parts import Parts, parts_of
 from rewriter.runtime.metrics.tolerances import TOLERANCES
-from rewriter.verification.expected import expected_outputs, selects_rows
+from rewriter.verification.expected import expected_outputs, selected_axes
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables that limit the threads of numpy's linear algebra and other libraries."""
@@ -304,7 +304,7 @@ def errors(
     """
     actual = {n: a.astype(expected[n].dtype) for n, a in actual.items()}
     tolerance = TOLERANCES["fp16"].value
-    rows = [row for row, _ in compare(expected, actual, tolerance, as_sets=selects_rows(model), parts=parts)]
+    rows = [row for row, _ in compare(expected, actual, tolerance, as_sets=selected_axes(model), parts=parts)]
     scaled = {r.name: float(r.relative_l2) * (tolerance / r.tolerance if r.of else 1.0) for r in rows}
     return {r.name: scaled[r.name] if r.finite and math.isfinite(scaled[r.name]) else None for r in rows}
 
