@@ -30,7 +30,7 @@ class Samples(CalibrationDataReader):  # type: ignore[misc]
     def __init__(self, name: str) -> None:
         self.left = [dict(np.load(MODELS / f"{name}.npz"))]
 
-    def get_next(self) -> dict[str, np.ndarray] | None:
+    def get_next(self) -> dict[str, np.ndarray] | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self.left.pop() if self.left else None
 
 

@@ -167,7 +167,8 @@ class _Answers:
     ) -> None:
         self._files = {file.name: file for file in files}
         self.originals = {file.name: load(file.model) for file in files}
-        self._stack, self._folder, self._engines, self._sums = stack, folder, engines, sums
+        self._stack, self._folder, self._engines = stack, folder, engines
+        self._sums: Accumulation = sums
 
     def of(self, name: str, model: Model) -> Answer:
         """A model in place of the original of this name."""
