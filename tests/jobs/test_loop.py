@@ -312,9 +312,7 @@ def projections() -> dict[str, Any]:
     return {"model": with_weights(text, weights).whole(), "inputs": samples((4, 256))}
 
 
-@pytest.mark.parametrize(
-    ("scale", "count"), [(1.0, 1), (600.0, 3), (1e4, 2)], ids=["in range", "near the end of it", "overflows"]
-)
+@pytest.mark.parametrize(("scale", "count"), [(1.0, 1), (1e4, 3)], ids=["in range", "rescaled"])
 def test_ranges_are_measured_once_where_nothing_is_rescaled(
     monkeypatch: pytest.MonkeyPatch, scale: float, count: int
 ) -> None:

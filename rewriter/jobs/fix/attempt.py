@@ -248,19 +248,17 @@ def _measured(
 ) -> tuple[Model, tuple[PassResult, ...], Ranges]:
     """Runs the measuring passes, and returns the ranges after them.
 
-    Passes that read no ranges run ahead, unless plain FP16 overflows. Where the others find every tensor in
-    range, as in most networks, one measurement serves all. Else they run in their order, and change ranges.
+    Passes that read no ranges run ahead: where the others find every tensor in range, as in most networks,
+    one measurement serves all. Else they run in their order, and change the ranges.
     """
     steps = candidate.phases.measuring
     reading, others = ([s for s in steps if (s.stage is Stage.RANGES) is own] for own in (True, False))
-    ahead, ranges = None, Ranges()
-    if all(output.finite for output in workload.before):
-        ahead, results = rewrite(candidate, workload, model, others)
-        ranges = _ranges(ahead, workload)
-        _, tried = rewrite(candidate, workload, ahead, reading, ranges=ranges)
-        if not any(result.changes or result.refusals or result.failure for result in tried):
-            by_step = dict(zip((*others, *reading), (*results, *tried), strict=True))
-            return ahead, (*earlier, *(by_step[step] for step in steps)), ranges
+    ahead, results = rewrite(candidate, workload, model, others)
+    ranges = _ranges(ahead, workload)
+    _, tried = rewrite(candidate, workload, ahead, reading, ranges=ranges)
+    if not any(result.changes or result.refusals or result.failure for result in tried):
+        by_step = dict(zip((*others, *reading), (*results, *tried), strict=True))
+        return ahead, (*earlier, *(by_step[step] for step in steps)), ranges
     if ahead is not model:
         ranges = _ranges(model, workload)
     changed, passes = rewrite(candidate, workload, model, steps, earlier, ranges=ranges)
