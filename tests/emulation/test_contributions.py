@@ -57,6 +57,9 @@ def test_the_runs_are_few_however_many_nodes_there_are(monkeypatch: pytest.Monke
     shares = contributions(source, own_errors(source), graphs.random_feeds(source))
     assert max(shares, key=lambda key: shares[key]) == "0:a"
     assert len(runs) <= RUNS + 2, "the exact outputs, all nodes together, and their parts"
+    runs.clear()
+    contributions(source, own_errors(source), graphs.random_feeds(source), until=0.0)
+    assert len(runs) == 2, "no part is halved"
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ LEAST_US = 0.01
 ROUNDED = 2.0 * ONE_ROUNDING
 """Largest error of a node that rounds its result, and else computes exactly: its operands may be rounded."""
 
+RANKING = 0.25  # share of a search's time in which the contributions of nodes are told apart
 CHECKS = 2  # emulations of each sample by a check: as it is built, and with TF32 off
 
 AddedNodes = frozenset[str]
@@ -257,7 +258,9 @@ class Trials:
         key = (*self._key(self.plan), *self.places[:1])
         if not self.places or key not in self.memory.shares:
             with self._in_time():
-                self.memory.shares[key] = contributions(self.model, self.errors, self.samples[0])
+                errors, now = self.errors, time.monotonic()
+                until = now + RANKING * (self.deadline - now)
+                self.memory.shares[key] = contributions(self.model, errors, self.samples[0], until)
         known, squares = self.memory.shares[key], {n: error * error for n, error in self.errors.items()}
         return {n: known.get(n, own) if own < math.inf else own for n, own in squares.items()}
 

@@ -8,6 +8,7 @@ amplified, or damped, by all nodes after them, which the error that a node adds 
 import heapq
 import itertools
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,12 +36,15 @@ SCALE = "rewriter/scale/"
 """Prefix of inputs that scale the perturbation of a node's results, and of tensors on the way to it."""
 
 
-def contributions(model: Model, errors: Mapping[str, float], sample: Mapping[str, Array]) -> dict[str, float]:
+def contributions(
+    model: Model, errors: Mapping[str, float], sample: Mapping[str, Array], until: float = math.inf
+) -> dict[str, float]:
     """The squared error of the outputs that each node causes, relative to them, by its key in a plan.
 
     Args:
         model: The original, as for `diverge`.
         errors: The error that each node of the main graph adds by itself, relative L2, by its key.
+        until: When no part is halved any more, by `time.monotonic`.
 
     Returns:
         Its own squared error where it is infinite; for all, where the outputs of the runs are not finite.
@@ -63,7 +67,7 @@ def contributions(model: Model, errors: Mapping[str, float], sample: Mapping[str
     try:
         with Session(perturbed) as session:
             exact = session.run({**sample, **{SCALE + key: np.array(0.0, "f4") for key in scales}})
-            return squares | _by_parts(keys, squares, deviation)
+            return squares | _by_parts(keys, squares, deviation, until)
     except ArithmeticRunError:
         return squares
 
@@ -97,7 +101,10 @@ def _perturbed(wide: Model, errors: Mapping[str, float]) -> tuple[Model, dict[st
 
 
 def _by_parts(
-    keys: Sequence[str], squares: Mapping[str, float], deviation: Callable[[int, int], float]
+    keys: Sequence[str],
+    squares: Mapping[str, float],
+    deviation: Callable[[int, int], float],
+    until: float,
 ) -> dict[str, float]:
     """The share of each node, by its own squared error within the part of the graph that it is in."""
     whole = deviation(0, len(keys))
@@ -107,7 +114,7 @@ def _by_parts(
     for _ in range(RUNS):
         while parts and parts[0][2] - parts[0][1] == 1:
             single.append(heapq.heappop(parts))
-        if not parts:
+        if not parts or time.monotonic() > until:
             break
         share, low, high = heapq.heappop(parts)
         middle, most = (low + high) // 2, (1.0 - LEAST_SHARE) * -share
