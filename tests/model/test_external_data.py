@@ -6,6 +6,7 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import onnx
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 
 from rewriter import cli
 from rewriter.base.errors import ModelError, OutputError
-from rewriter.ir.model import Model, external_data, load, save
+from rewriter.ir.model import Model, external_data, load, output_files, save
 from rewriter.ir.model.external_data import MOST_MAPPED
 from rewriter.ir.model.output_files import reserved
 from rewriter.ir.model.tensors import Array, release
@@ -105,6 +106,20 @@ class TestOverwriting:
         assert before >= {"m.onnx.data", "m.onnx.1.data", "m.onnx.3.data", "m.onnx.7.data", "n.onnx.data"}
         save(made(3), path)
         assert before - names(tmp_path) == {"m.onnx.1.data", "m.onnx.3.data"}, "nobody writes it any more"
+
+    def test_a_file_that_another_run_removes_before_it_is_locked_is_not_ours(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first, second = tmp_path / "m.onnx.data", tmp_path / "m.onnx.1.data"
+        lock = output_files._lock
+
+        def late(stream: IO[bytes]) -> bool:
+            first.unlink(missing_ok=True)
+            return lock(stream)
+
+        monkeypatch.setattr(output_files, "_lock", late)
+        with reserved([first, second]) as path:
+            assert path == second and path.exists()
 
     def test_a_model_is_not_written_over_its_own_weights(self, tmp_path: Path) -> None:
         path = foreign(tmp_path / "m.onnx", 1, "w.onnx")

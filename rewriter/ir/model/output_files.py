@@ -111,10 +111,13 @@ def _created(path: Path, start: bytes) -> tuple[Path, IO[bytes]] | None:
         return None
     os.write(descriptor, start)  # before anything else: it identifies the file if this run is killed
     holder = os.fdopen(descriptor, "wb")
-    ours = True
-    with suppress(OSError):  # a file system without locks: nothing is removed there
+    try:
         ours = _lock(holder) and os.path.samestat(os.fstat(holder.fileno()), path.stat())
-    if not ours:  # removed before it was locked
+    except FileNotFoundError:  # removed before it was locked, as data of a killed run
+        ours = False
+    except OSError:  # a file system without locks: nothing is removed there
+        ours = True
+    if not ours:
         holder.close()
     return (path, holder) if ours else None
 
