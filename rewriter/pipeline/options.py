@@ -222,8 +222,7 @@ class FixOptions(DataOptions, EngineOptions):
             emulation would take minutes.
         repair: Repair a failed check. Leave out passes that broke something, then keep more nodes in FP32, at
             last all of them.
-        repair_seconds: Time limit of repairs. They end after so many seconds, with the best result so far. By
-            default as long as all before them took, but 60 s at least and 300 s at most.
+        repair_seconds: Time limit of repairs. They end after so many seconds, with the best result so far.
         strict: Write nothing unless proven. By an engine or its emulation. Random, constant or repeated
             samples prove nothing. Neither does a result that is all FP32.
         timeout: For each build and run. In seconds.
@@ -267,7 +266,7 @@ class FixOptions(DataOptions, EngineOptions):
     build: bool = option(True, OUTCOME)
     accumulation: Literal["fp32", "fp16"] | None = option(None, OUTCOME)
     repair: bool = option(True, OUTCOME)
-    repair_seconds: float | None = option(None, OUTCOME, "SECONDS", above=0.0)
+    repair_seconds: float = option(300.0, OUTCOME, "SECONDS", above=0.0)
     strict: bool = option(False, OUTCOME)
     timeout: float = option(600.0, OUTCOME, "SECONDS", above=0.0)
     page: bool = option(False, set_in=("python",))

@@ -23,7 +23,7 @@ from rewriter.jobs.fix import stages
 from rewriter.jobs.fix.attempt import Attempt, attempt
 from rewriter.jobs.fix.job import Candidate, FixJob
 from rewriter.jobs.fix.result import Conclusion
-from rewriter.jobs.fix.workload import Workload, repair_limit
+from rewriter.jobs.fix.workload import Workload
 from rewriter.jobs.search.trials import Trials
 from rewriter.passes.algorithms import rounding
 from rewriter.passes.base import Change, Context, Event
@@ -300,7 +300,3 @@ def test_a_cause_that_takes_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(stages, "EXPLAINED", 0.0)
     monkeypatch.setattr(stages, "LEAST_EXPLAINED_S", 0.0)
     assert "not explained" in details() and "adds" not in details()
-
-
-def test_the_default_limit_of_repairs_is_what_all_before_them_took() -> None:
-    assert [repair_limit(took) for took in (1.0, 100.0, 1000.0)] == [60.0, 100.0, 300.0]

@@ -79,7 +79,7 @@ def run(workload: Workload) -> Selection:
     calibrate(job.first, workload)  # before the clock of a search starts
     start = time.monotonic()
     try:
-        first = attempt(job.first, workload, start + SEARCHING * workload.repair_s)
+        first = attempt(job.first, workload, start + SEARCHING * job.request.repair_seconds)
     except OutOfTimeError:
         words = "the rules' plan, as no other was tried in time"
         first = attempt(job.first.changed(words, goal=None), workload)

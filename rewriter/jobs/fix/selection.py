@@ -195,13 +195,13 @@ class Attempts:
     @property
     def deadline(self) -> float:
         """When candidates end, by `time.monotonic`; a minute after the first attempt once a result passes."""
-        end = self.start + self.workload.repair_s
+        end = self.start + self.workload.job.request.repair_seconds
         return min(end, self.judged + AFFORDED_S) if self.passed else end
 
     @property
     def grace(self) -> float:
         """Seconds after the deadline in which the check of a candidate may end."""
-        return GRACE * self.workload.repair_s
+        return GRACE * self.workload.job.request.repair_seconds
 
     @property
     def plain_outputs(self) -> dict[str, OutputError]:

@@ -196,7 +196,7 @@ def _checked_to_the_end(selection: Selection, workload: Workload, sizes: Room) -
             checks[index] = check = verifier.at_last(check, attempt.fixed, precision)
         if check.passed is False and check.name in ("emulation", "tf32"):
             wide = attempt.fixed if check.name == "tf32" else attempt.calibrated.model
-            limit_s = max(LEAST_EXPLAINED_S, EXPLAINED * workload.repair_s)
+            limit_s = max(LEAST_EXPLAINED_S, EXPLAINED * workload.job.request.repair_seconds)
             limit_s = max(0.0, min(limit_s, selection.ends - time.monotonic()))
             try:
                 with within(time.monotonic() + limit_s), workload.stage("looking for the cause"):

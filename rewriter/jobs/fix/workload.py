@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
@@ -36,11 +35,6 @@ from rewriter.verification.verifier import Verifier
 
 CHECKED_S = 60.0
 """CPU budget, in seconds, for emulating FP16 accumulation that the user did not request."""
-
-
-def repair_limit(took_s: float) -> float:
-    """Default limit of repairs, in seconds: who has waited for a minute waits for another, not for five."""
-    return min(300.0, max(60.0, took_s))
 
 
 @dataclass(frozen=True)
@@ -77,11 +71,6 @@ class Workload:
     sample: Mapping[str, Array]  # arrays without memory, of the shapes of the first sample
     plain: Check | None = None  # the emulation of plain FP16 or BF16; None if nothing is verified
     calibrated: dict[tuple[Pass, ...], CalibratedModel] = field(default_factory=dict)
-
-    @cached_property
-    def repair_s(self) -> float:
-        """Time limit of repairs: the user's, or by what the run has taken when this is first asked."""
-        return self.job.request.repair_seconds or repair_limit(sum(self.stage.seconds.values()))
 
     @property
     def before(self) -> tuple[OutputComparison, ...]:
