@@ -87,8 +87,7 @@ def _is_mask(analysis: GraphAnalysis, tensor: str, measured: Range) -> bool:
 
 def _only_feeds(analysis: GraphAnalysis, tensor: str, ends: Set[str]) -> bool:
     through = VIEWS | {"Add", "Where"}
-    readers = list(_readers(analysis, tensor, through, ends))
-    return bool(readers) and None not in readers
+    return bool(_readers(analysis, tensor, through, ends))
 
 
 def _saturates(analysis: GraphAnalysis, tensor: str) -> bool:
@@ -97,23 +96,22 @@ def _saturates(analysis: GraphAnalysis, tensor: str) -> bool:
     The tanh form of Gelu has x + 0.0447 x^3 inside: an infinite cube gives tanh(inf) = 1, which is right.
     """
     scaled, ends = VIEWS | SCALING | {"Neg", "Add"}, {"Tanh", "Sigmoid", "Erf"}
-    readers = [*_readers(analysis, tensor, scaled, ends)]
-    outputs = (tensor, *(n.output[0] for n in readers if n is not None and n.op_type not in ends))
-    return bool(readers) and None not in readers and not any(map(analysis.is_output, outputs))
+    readers = _readers(analysis, tensor, scaled, ends)
+    outputs = (tensor, *(n.output[0] for n in readers if n.op_type not in ends))
+    return bool(readers) and not any(map(analysis.is_output, outputs))
 
 
-def _readers(
-    analysis: GraphAnalysis, tensor: str, through: Set[str], ends: Set[str]
-) -> Iterator[NodeProto | None]:
-    """The readers of a tensor, also through some operators; after them None if the last is not in `ends`.
+def _readers(analysis: GraphAnalysis, tensor: str, through: Set[str], ends: Set[str]) -> list[NodeProto]:
+    """All readers of a tensor, also through some operators; none if one is neither these nor in `ends`.
 
-    It stops there, since the rest of a residual network reads each of its sums.
+    The first such reader ends the walk: all of a residual network reads each of its sums.
     """
+    found = list[NodeProto]()
     for _, node in analysis.downstream(tensor, lambda n: n.op_type in through):
         if node.op_type not in through | ends:
-            yield None
-            return
-        yield node
+            return []
+        found.append(node)
+    return found
 
 
 def _chains(

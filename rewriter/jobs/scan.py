@@ -37,7 +37,7 @@ from rewriter.runtime.metrics.tolerances import TOLERANCES
 from rewriter.runtime.ranges import measure
 from rewriter.target import Target
 from rewriter.target.operators import REMEDY
-from rewriter.verification.arithmetic_checks import conditioning, excused, quantises
+from rewriter.verification.arithmetic_checks import conditioning, excused, quantisers
 from rewriter.verification.compare_runs import Standard
 from rewriter.verification.expected import run_all
 from rewriter.verification.verdict import Check
@@ -193,7 +193,7 @@ def _plain(original: Model, samples: Samples, precision: Precision, target: Targ
         return None  # the measured ranges have said so
     standard = Standard.of(original, TOLERANCES[precision])
     check = check_before(original, expected, judged, precision, sums, standard)
-    if check is None or not quantises(original):
+    if check is None or not quantisers(original):
         return check
     return excused(check, lambda: conditioning(original, judged, expected), quantised=True)
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import cycle
+from itertools import chain, cycle
 from typing import Literal
 
 import numpy as np
@@ -204,10 +204,11 @@ def conditioning(model: Model, samples: Sequence[Outputs], expected: Expected) -
     if any(map(draws_noise, walk_nodes(model.proto.graph))):
         return {}
     wide, errors = reference(model), dict[str, float]()
-    for dtype, factor, share in ((0, 1.0, 1.0), *(FLIPS if quantises(wide) else ())):
-        variant = _rounded_before_quantisers(wide, dtype, factor) if dtype else wide
+    flips = FLIPS if quantisers(wide) else ()
+    flipped = ((_rounded_before_quantisers(wide, dtype, unit), share) for dtype, unit, share in flips)
+    for variant, share in chain([(wide, 1.0)], flipped):
         try:
-            with Session(variant, optimize=not dtype) as session:
+            with Session(variant, optimize=variant is wide) as session:
                 outputs = [session.run(sample) for sample in samples]
         except ArithmeticRunError:
             continue
@@ -217,21 +218,20 @@ def conditioning(model: Model, samples: Sequence[Outputs], expected: Expected) -
     return errors
 
 
-def quantises(model: Model) -> bool:
-    """True for a quantised network: it has a QuantizeLinear of a computed tensor."""
-    graph = model.proto.graph
-    constants = {tensor.name for tensor in graph.initializer}
-    return any(n.op_type == "QuantizeLinear" and n.input[0] not in constants for n in graph.node)
+def quantisers(model: Model) -> dict[int, NodeProto]:
+    """The nodes that quantise a computed tensor, by identity; a quantised network has some."""
+    constants = {tensor.name for tensor in model.proto.graph.initializer}
+    nodes = (node for node in model.proto.graph.node if node.op_type == "QuantizeLinear")
+    return {id(node): node for node in nodes if node.input[0] not in constants}
 
 
 def _rounded_before_quantisers(wide: Model, dtype: int, factor: float) -> Model:
     """The model with each computed input of a QuantizeLinear rounded to `dtype`, in units of 1 / `factor`."""
     model = wide.copy()
-    graph = model.proto.graph
-    constants = {t.name for t in graph.initializer}
+    graph, quantising = model.proto.graph, quantisers(model)
     nodes = list[NodeProto]()
     for index, node in enumerate(graph.node):
-        if node.op_type == "QuantizeLinear" and node.input[0] not in constants:
+        if id(node) in quantising:
             x, a, b, c, d = (node.input[0], *(f"{node.input[0]}/{index}.{step}" for step in range(4)))
             nodes.append(helper.make_node("Mul", [x, UNIT], [a]))
             nodes.append(helper.make_node("Cast", [a], [b], to=dtype))

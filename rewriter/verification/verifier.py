@@ -41,7 +41,7 @@ from rewriter.verification.arithmetic_checks import (
     excused,
     fp32_products,
     limited_by_tf32,
-    quantises,
+    quantisers,
     without_tf32,
 )
 from rewriter.verification.build_check import (
@@ -169,7 +169,7 @@ class Verifier:
                 return check
             check = as_original(check, RunComparison(tuple(map(tuple, rounds()))))
             return replace(check, excuse="as-fp32") if check.passed else check
-        check = excused(check, lambda: self.conditioning, quantised=quantises(self.original))
+        check = excused(check, lambda: self.conditioning, quantised=bool(quantisers(self.original)))
         if fixed is None:
             return check
         chance = errs_by_chance(fixed)

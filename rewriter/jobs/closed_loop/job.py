@@ -209,8 +209,8 @@ def closed_loop(
     result = LoopResult("refused", refusal, detail, len(loop.original.calls))
     if not refusal:
         with work_folder() as folder, ExitStack() as stack:
-            sums: list[Accumulation] = [sums_of(load(path)) for path in fixed.values()]
-            answers = _Answers(recording.files, stack, folder, engines, sums[0] if sums else "fp32")
+            sums: Accumulation = next((sums_of(load(path)) for path in fixed.values()), "fp32")
+            answers = _Answers(recording.files, stack, folder, engines, sums)
             result = _compared(loop, answers, fixed, repair)
     return replace(result, stopped=loop.stopped, seconds=time.monotonic() - start)
 

@@ -29,7 +29,7 @@ from rewriter.runtime.engines.onnxruntime import on_cuda
 from rewriter.runtime.inputs.sizes import Room, room
 from rewriter.runtime.metrics.tolerances import precision_of
 from rewriter.runtime.ranges.depth import along_depth
-from rewriter.verification.arithmetic_checks import explained, quantises
+from rewriter.verification.arithmetic_checks import explained, quantisers
 from rewriter.verification.expected import MOST_SAMPLES
 from rewriter.verification.verdict import ARITHMETIC, Check, Verdict, deciding
 
@@ -137,7 +137,7 @@ def _plain(workload: Workload) -> Check | None:
     with workload.stage("running it unrepaired"):
         standard = verifier.standards[low]
         check = check_before(original, verifier.expected, verifier.samples, low, sums, standard)
-        raised = verifier.against is not None or quantises(original)
+        raised = verifier.against is not None or bool(quantisers(original))
         return verifier.excused(check) if check is not None and raised else check
 
 
