@@ -102,7 +102,7 @@ def _saturates(analysis: GraphAnalysis, tensor: str) -> bool:
 
 
 def _readers(analysis: GraphAnalysis, tensor: str, through: Set[str], ends: Set[str]) -> list[NodeProto]:
-    """All readers of a tensor, also through some operators; none if one is neither these nor in `ends`.
+    """The readers of a tensor, seen through some operators; none if another operator than `ends` reads it.
 
     The first such reader ends the walk: all of a residual network reads each of its sums.
     """

@@ -209,7 +209,8 @@ def closed_loop(
     result = LoopResult("refused", refusal, detail, len(loop.original.calls))
     if not refusal:
         with work_folder() as folder, ExitStack() as stack:
-            sums: Accumulation = next((sums_of(load(path)) for path in fixed.values()), "fp32")
+            first = next(iter(fixed.values()), None)
+            sums: Accumulation = "fp32" if first is None else sums_of(load(first))
             answers = _Answers(recording.files, stack, folder, engines, sums)
             result = _compared(loop, answers, fixed, repair)
     return replace(result, stopped=loop.stopped, seconds=time.monotonic() - start)
