@@ -9,7 +9,6 @@ from pathlib import Path
 
 from rewriter.base.errors import SEVERITIES
 from rewriter.hazards.analysis import KINDS, Kind
-from rewriter.jobs.explain import OTHER_RULES
 from rewriter.passes import PURPOSES
 from rewriter.passes.simplify import OPTIMIZERS
 from rewriter.pipeline.catalogue import exactness_text, page, settings, summary
@@ -17,6 +16,7 @@ from rewriter.pipeline.options import COMMANDS, KEYS
 from rewriter.pipeline.presets import OTHERWISE, PRESETS
 from rewriter.pipeline.schema import Option, declarations, expected, to_text
 from rewriter.pipeline.text import own_passes
+from rewriter.report.explain import OTHER_RULES
 from rewriter.target import quirks
 from rewriter.target.answers import recorded
 

@@ -9,21 +9,20 @@ TYPE_CHECKING = False  # `typing` takes longer to load than all that Ctrl-C is n
 
 if TYPE_CHECKING:
     from rewriter import hazards, passes
+    from rewriter.api import compare_inputs, emulate, fix, locate, probe, run_passes, scan, verify
     from rewriter.base.errors import RewriterError
     from rewriter.input_comparison.job import InputComparison
     from rewriter.ir.model import Model, load, save
     from rewriter.ir.plan import Plan
-    from rewriter.jobs.api import compare_inputs, emulate, fix, locate, probe, run_passes, scan, verify
-    from rewriter.jobs.explain import rule, why
-    from rewriter.jobs.fix.result import FixResult
     from rewriter.jobs.record import record
     from rewriter.jobs.scan import Finding, ScanResult
     from rewriter.pipeline.options import FixOptions, ScanOptions, VerifyOptions
+    from rewriter.report.explain import rule, why
+    from rewriter.report.results import FixResult, VerifyResult
     from rewriter.target import Target
     from rewriter.target.answers import Answers
     from rewriter.verification.locate import Location
     from rewriter.verification.verdict import Verdict
-    from rewriter.verification.verify_result import VerifyResult
 
 __version__ = "0.1.0"
 
@@ -32,14 +31,13 @@ _HOMES = {
     "base.errors": "RewriterError",
     "ir.model": "Model load save",
     "ir.plan": "Plan",
-    "jobs.explain": "rule why",
-    "jobs.api": "compare_inputs emulate fix locate probe run_passes scan verify",
+    "report.explain": "rule why",
+    "api": "compare_inputs emulate fix locate probe run_passes scan verify",
     "jobs.scan": "Finding ScanResult",
-    "jobs.fix.result": "FixResult",
+    "report.results": "FixResult VerifyResult",
     "jobs.record": "record",
     "verification.locate": "Location",
     "verification.verdict": "Verdict",
-    "verification.verify_result": "VerifyResult",
     "input_comparison.job": "InputComparison",
     "pipeline.options": "FixOptions ScanOptions VerifyOptions",
     "target.answers": "Answers",

@@ -24,10 +24,10 @@ from typing import Any, ParamSpec
 import numpy as np
 from onnx import ModelProto
 
+from rewriter.api import fix
 from rewriter.base.errors import UsageError
 from rewriter.hazards.user_rules import limits
 from rewriter.ir.model import Array, Model, load, walk_nodes
-from rewriter.jobs.fix.api import fix
 from rewriter.runtime.emulation import reference
 from rewriter.verification.expected import as_declared, run_all
 

@@ -28,9 +28,9 @@ from onnx import numpy_helper
 from paths import ROOT
 from worker_pool import Crash, over
 
+from rewriter.api import fix
 from rewriter.base import sandbox
 from rewriter.base.errors import PassError, RewriterError
-from rewriter.jobs.fix.api import fix
 from rewriter.jobs.scan import scan
 
 FIXED = 10

@@ -17,9 +17,9 @@ from rewriter.batch import state
 from rewriter.batch.models import Entry
 from rewriter.batch.state import FINISHED, GIB, Ending, Ends, Outcome
 from rewriter.ir.model import data_files
-from rewriter.jobs.fix.result import FixResult
 from rewriter.pipeline.options import with_flags
 from rewriter.report.checks import judging_check
+from rewriter.report.results import FixResult
 
 POLL_SECONDS = 0.05
 
@@ -118,7 +118,7 @@ def make_folder(output: Path) -> None:
 
 def _fix(entry: Entry) -> Outcome:
     """Runs in the child process."""
-    from rewriter.jobs.fix.api import fix
+    from rewriter.api import fix
 
     sandbox.inside = False  # native code of this model runs in processes of its own, as always
     make_folder(entry.output)

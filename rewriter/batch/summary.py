@@ -12,6 +12,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from rich.console import Console
 from rich.text import Text
 
+from rewriter.api import fix
 from rewriter.base.stopwatch import Progress
 from rewriter.base.text import count, one_line
 from rewriter.batch.machine import outcome_of
@@ -19,7 +20,6 @@ from rewriter.batch.models import Entry
 from rewriter.batch.state import Outcome, page_of
 from rewriter.jobs.closed_loop.job import loop_of
 from rewriter.jobs.closed_loop.result import LoopResult
-from rewriter.jobs.fix.result import FixResult
 from rewriter.pipeline.options import FixOptions
 from rewriter.report.html.pipeline import page
 from rewriter.report.html.render import html
@@ -68,12 +68,12 @@ def closed_loop(folder: Path, summary: Summary, limit_s: float, progress: Progre
     if not limit_s or not fixed:
         return summary
 
-    def refixed(name: str, result: FixResult) -> None:
-        entry = named[name]
+    def fixing(name: str, model: str, output: Path, options: FixOptions) -> None:
+        entry, result = named[name], fix(model, output, options)
         outcomes[entry.name] = replace(outcome_of(entry, result), seconds=outcomes[entry.name].seconds)
 
     options = FixOptions(**{name: value for name, value in records[0][0].options.items() if name != "inputs"})
-    loop = loop_of(folder, fixed, options, limit_s, progress, refixed)
+    loop = loop_of(folder, fixed, options, limit_s, progress, fixing)
     return replace(summary, loop=loop, records=[(entry, outcomes[entry.name]) for entry, _ in records])
 
 

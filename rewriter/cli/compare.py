@@ -30,7 +30,7 @@ def verify(original: Original, fixed: Fixed, outputs: Outputs, **given: Any) -> 
 
     Exits with 0 if it is within the tolerance, 1 if not, 2 on bad usage or model.
     """
-    from rewriter.jobs.verify import verify as job
+    from rewriter.api import verify as job
     from rewriter.report import verify as report
 
     resolved = configured(given, original, quiet=outputs.quiet)

@@ -28,8 +28,8 @@ def fix(models: Models, outputs: Outputs, output: Output = None, **given: Any) -
     Exits with 0 if it is verified, 1 if a check failed, 2 on bad usage or model, 3 if TensorRT cannot build
     the original MODEL. A folder that `rewriter record` wrote stands for all models in it.
     """
+    from rewriter import api
     from rewriter.ir.model import data_files
-    from rewriter.jobs.fix import api
     from rewriter.jobs.fix.provenance import is_result_of
     from rewriter.report import fix as report
     from rewriter.runtime.recording.record import RECORD

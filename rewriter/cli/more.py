@@ -113,8 +113,8 @@ def config(json: Json = None, quiet: SetOnly = False) -> None:
 
 def rule(kind: Kind = None) -> None:
     """Explain a kind of finding, a rule of a plan or a known defect; without KIND, list them."""
-    from rewriter.jobs.explain import rule as explanation
-    from rewriter.jobs.explain import rules
+    from rewriter.report.explain import rule as explanation
+    from rewriter.report.explain import rules
 
     if kind is None:
         width = max(map(len, rules()))
@@ -125,7 +125,7 @@ def rule(kind: Kind = None) -> None:
 
 def why(node: Node, model: Fixed) -> None:
     """Explain the type of a node in a result of `fix`: the reason, its neighbours, and the rule."""
-    from rewriter.jobs.explain import why as explanation
+    from rewriter.report.explain import why as explanation
 
     found = explanation(node, model)
     _print(found)

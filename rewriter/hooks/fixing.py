@@ -18,10 +18,10 @@ import onnx
 from rewriter.base.errors import RewriterError, UsageError, described
 from rewriter.base.text import one_line
 from rewriter.ir.model import Model, load, save, walk_nodes
-from rewriter.jobs.fix.result import FixResult
 from rewriter.pipeline.config import load as load_configuration
 from rewriter.pipeline.options import FixOptions, combined
 from rewriter.pipeline.schema import declarations
+from rewriter.report.results import FixResult
 
 Feeds = Callable[[Model], Iterable[Any] | None]
 """Returns samples for a model; None: `rewriter.fix` generates random data."""
@@ -129,7 +129,7 @@ def attempt(work: Callable[[], Fixed], options: HookOptions, where: str, path: P
 
 def fix_export(source: Path | onnx.ModelProto, feeds: Feeds, options: HookOptions) -> FixResult:
     """Fix a file in place, or a model in memory; raises Unverified, with the file unchanged."""
-    from rewriter.jobs.fix.api import fix
+    from rewriter.api import fix
     from rewriter.report.fix import verdict_line
 
     arguments = {**({"preset": options.preset} if options.preset else {}), **options.fix}

@@ -45,7 +45,7 @@ def locate(
     samples, verdict, tolerance = request.samples(models[0], deployed), None, request.tolerance
     with suppress(UsageError):  # of other inputs or outputs, which `verify` cannot judge
         judged = VerifyOptions(build=False, timing=False, **vars(request))
-        verdict = verify(original, other, judged, progress=progress)
+        verdict = verify(original, other, judged, progress or silent)
     chosen, indices = deployed.choose().engine, judging(samples)
     limit, notes = TOLERANCE if tolerance is None else tolerance, list[str]()
     parts = dict[str, Part]()

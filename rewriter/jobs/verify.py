@@ -1,7 +1,6 @@
 """`verify`: the fixed model against the original, on the best engine of this machine."""
 
 import math
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -28,7 +27,7 @@ from rewriter.jobs.fix.provenance import (
     sums_of,
 )
 from rewriter.jobs.search.effort import pays_on_cuda
-from rewriter.pipeline.options import VerifyOptions, combined, documented
+from rewriter.pipeline.options import VerifyOptions
 from rewriter.runtime.emulation import Accumulation, reference
 from rewriter.runtime.engines.measure import measure
 from rewriter.runtime.engines.onnxruntime import on_cuda
@@ -55,35 +54,14 @@ from rewriter.verification.expected import (
 from rewriter.verification.not_finite import nan_warnings
 from rewriter.verification.verdict import CPU, Check, Verdict
 from rewriter.verification.verifier import Verifier, noise_reason
-from rewriter.verification.verify_result import VerifyResult
+from rewriter.verification.verify_result import VerifyOutcome
 
 
-@documented(VerifyOptions)
-def verify(
-    original: str | os.PathLike[str] | Any,
-    fixed: str | os.PathLike[str] | Any,
-    options: VerifyOptions | None = None,
-    *,
-    progress: Progress | None = None,
-    **keywords: Any,
-) -> VerifyResult:
-    """Run the fixed model and compare it, output by output, with the original in FP32.
-
-    The reference is the original on ONNX Runtime, every FP16 and BF16 tensor widened. Without a GPU the
-    engine `auto` is the emulation, and a build without a GPU; the result says so.
-
-    Args:
-        original, fixed: Path, onnx.ModelProto or onnx_graphsurgeon.Graph, with equal names of inputs
-            and outputs.
-        options: Options as a whole; keywords replace single ones.
-
-    Raises:
-        RewriterError: bad model, data or option; an engine that was named and cannot run here.
-    """
-    request = combined(VerifyOptions, options, keywords)
+def verify(original: Any, fixed: Any, request: VerifyOptions, progress: Progress = silent) -> VerifyOutcome:
+    """Compares a fixed model with its original; see `rewriter.verify`."""
     tolerance = request.tolerance
     asked = _asked(tolerance, tolerance.metric if isinstance(tolerance, Tolerance) else request.metric)
-    watch = Stopwatch(progress or silent)
+    watch = Stopwatch(progress)
     deployed = request.deployment()
     chosen = deployed.choose()
     later = ("comparing outputs", "building an engine") if chosen.engine is None else ("running the engine",)
@@ -137,7 +115,7 @@ def verify(
             missing = _without_reference(judge, models[0], chosen)
             exact = [] if judge.expected is None else judge.expected.of_model
             made_nan = nan_warnings(models[0], judge.samples, exact)
-        result = VerifyResult(before, after, engine="emulation", device=CPU, tolerance=held, data=data)
+        result = VerifyOutcome(before, after, engine="emulation", device=CPU, tolerance=held, data=data)
         if chosen.engine is None:
             sums = request.accumulation or sums_of(models[1], judge.target)
             result = _emulated(result, judge, models[1], precision, sums)
@@ -198,8 +176,8 @@ def _without_reference(judge: Verifier, original: Model, chosen: Choice) -> str:
 
 
 def _emulated(
-    result: VerifyResult, judge: Verifier, fixed: Model, precision: str, sums: Accumulation
-) -> VerifyResult:
+    result: VerifyOutcome, judge: Verifier, fixed: Model, precision: str, sums: Accumulation
+) -> VerifyOutcome:
     """Emulates the fixed model, and builds it, which needs no GPU, or looks up its operators."""
     check = judge.at_last(judge.emulated(fixed, precision, sums), fixed, precision)
     if check.passed is None:
@@ -227,14 +205,14 @@ def _norms(judge: Verifier, fixed: Model, precision: str) -> Plan | None:
 
 
 def _on_engine(
-    result: VerifyResult,
+    result: VerifyOutcome,
     judge: Verifier,
     original: Model,
     fixed: Model,
     precision: str,
     settings: MeasureSettings,
     missing: str,  # why ONNX Runtime gave no reference, so that the original's engine is it; or ""
-) -> VerifyResult:
+) -> VerifyOutcome:
     """Builds and runs the fixed model, and once the original in FP32 without TF32.
 
     Raises:

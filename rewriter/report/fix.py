@@ -14,12 +14,12 @@ from rewriter.hazards.planning.free_fp32 import FREE
 from rewriter.ir.plan import SEARCHED, Decision, Plan
 from rewriter.jobs.fix import deploy
 from rewriter.jobs.fix.provenance import noted_tolerance
-from rewriter.jobs.fix.result import FixResult
 from rewriter.passes.base import Stage
 from rewriter.pipeline.driver import PassResult
 from rewriter.pipeline.text import own_passes
 from rewriter.report import checks
 from rewriter.report.json import attributes, data_dict, document
+from rewriter.report.results import FixResult
 from rewriter.report.tables import NAME, Cell, Kind, State, Table, grouped, number, table
 from rewriter.report.terminal import MORE, Row, data_words, facts, first_rows, print_report, shortened
 from rewriter.runtime.metrics.outputs import OutputComparison

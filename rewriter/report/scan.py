@@ -11,9 +11,9 @@ from rewriter.base.text import command_line, count
 from rewriter.jobs.scan import Finding, ScanResult
 from rewriter.report.checks import check_dict, decisive, furthest, relation, size
 from rewriter.report.json import attributes, data_dict, document
+from rewriter.report.results import UNBUILDABLE
 from rewriter.report.tables import Cell, Kind, State, Table, grouped, number, table
 from rewriter.report.terminal import MORE, Row, data_words, facts, last_rows, listed, print_report
-from rewriter.verification.verdict import UNBUILDABLE
 
 STATES: Mapping[Severity, State] = {"error": "bad", "warning": "warn", "note": "plain"}
 

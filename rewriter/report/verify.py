@@ -9,11 +9,11 @@ from rich.console import Console
 from rewriter.base.text import command_line, count, figure
 from rewriter.report import checks
 from rewriter.report.json import data_dict, document
+from rewriter.report.results import VerifyResult
 from rewriter.report.tables import Cell, Kind, State, Table, number, table
 from rewriter.report.terminal import Row, data_words, facts, last_rows, print_report
 from rewriter.runtime.engines.protocol import Latency
 from rewriter.verification.verdict import PLUGINS
-from rewriter.verification.verify_result import VerifyResult
 
 
 def as_dict(result: VerifyResult) -> dict[str, Any]:

@@ -123,6 +123,11 @@ class Quirk:
         return bool(self.keep or self.lower or self.steps or self.build)
 
     @property
+    def repairing_pass(self) -> str:
+        """The name of the pass without which the defect stays; "" if there is none."""
+        return self.steps.partition("{")[0]
+
+    @property
     def question(self) -> Probe | None:
         """The probe that `rewriter probe` runs; None without a case."""
         if not self.case:

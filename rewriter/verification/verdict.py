@@ -2,19 +2,16 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rewriter.base.text import count
 from rewriter.runtime.emulation.divergence import NodeError
-from rewriter.runtime.engines.deployment import shown
 from rewriter.runtime.engines.protocol import Latency
 from rewriter.runtime.inputs.samples import DataSource
 from rewriter.runtime.metrics.detections import Detections
 from rewriter.runtime.metrics.outputs import OutputComparison, OutputStatistics
 from rewriter.runtime.metrics.pictures import Picture
-from rewriter.runtime.metrics.tolerances import USABLE
 
 GOALS = frozenset({"tolerance", "max-latency-cost", "search"})
 """Checks of a search's goal, which verify nothing about the written model."""
@@ -28,15 +25,10 @@ PROFILE = "profile"
 ORIGINAL = "original build"
 """Check that the original builds, to distinguish unsupported models from broken passes."""
 
-UNBUILDABLE = "TensorRT cannot build the original model"
-"""The ending of a model whose original does not build."""
-
 Excuse = Literal["", "conditioning", "as-fp32", "tf32", "tf32-off"]
 """Why an error beyond the tolerance passes: the network's own sums move its result that far in another order,
 or its own FP32 engine has the same error. `tf32`: that engine misses the tolerance, too; `tf32-off`: it does,
 and this file is within the tolerance with TF32 off."""
-
-TF32_OFF = "build it with TF32 off"
 
 CPU = "CPU"
 """Device of an engine that needs no GPU."""
@@ -157,12 +149,6 @@ class Verdict:
         """True if at least one check was made and none failed."""
         return any(c.passed for c in self.checks) and all(c.passed is not False for c in self.checks)
 
-    def rows(self) -> Iterator[tuple[str, str]]:
-        """The checks, each with its outcome."""
-        for check in self.checks:
-            outcome = {True: "passed", False: "FAILED", None: "not possible"}[check.passed]
-            yield check.name, f"{outcome}: {check.summary}"
-
     @property
     def unbuildable(self) -> Check | None:
         """The failed build of the original; None if it builds, or was not asked for."""
@@ -188,115 +174,33 @@ def ran(checks: Iterable[Check]) -> bool:
 PLUGINS = "plugins"
 """Check of what plugins compute that are not here: it is never made, and says so."""
 
-GapKind = Literal["data", "build", "tf32", "plain", "plugins", "fp32", "original"]
+GapKind = Literal["data", "tf32", "plain", "original", "build", "plugins", "fp32"]
+"""A lack that keeps a checked result from being "Verified": the samples prove nothing; it is right only with
+TF32 off, or as wrong as TF32; less accurate than plain FP16; the original is too far from the model that it
+was made from; no engine was built; it was not run from its plugins on; nothing was lowered."""
 
 
-@dataclass(frozen=True)
-class Gap:
-    """A lack that keeps a checked result from being "Verified": words for the first line, and the reason.
-
-    Attributes:
-        kind: The samples prove nothing; no engine was built; right only with TF32 off, or as wrong as
-            TF32; less accurate than plain FP16; not run from its plugins on; nothing lowered; the original
-            is too far from the model that it was made from.
-        brief: "" where the first line says so in other words.
-    """
-
-    kind: GapKind
-    brief: str
-    reason: str
-
-
-def gaps(
-    checks: Sequence[Check],
-    data: DataSource | None,
-    no_build: str = "",
-    worse: str = "",
-    *,
-    all_fp32: bool = False,
-) -> tuple[Gap, ...]:
+def gap_kinds(
+    checks: Sequence[Check], data: DataSource | None, *, worse: bool = False, all_fp32: bool = False
+) -> tuple[GapKind, ...]:
     """Returns the gaps of checks that passed.
 
     Args:
-        worse: The outputs on which plain FP16 is more accurate.
+        worse: True if plain FP16 is more accurate.
         all_fp32: True if nothing was lowered, though it has floats and FP32 was not the request.
-        no_build: Why there is no check of the build, if there is none.
     """
-    found = list[Gap]()
-    if data is not None and data.doubt:
-        reason = f"samples as in deployment: {data.text}"
-        found.append(Gap("data", f"on {data.doubt}, which is no proof", reason))
-    excuse = next((check.excuse for check in checks if check.excuse in ("tf32", "tf32-off")), "")
-    if excuse:
-        cured = excuse == "tf32-off"
-        reason = "TF32, the default of TensorRT, takes the original as far from FP32: "
-        reason += f"{TF32_OFF} (--noTF32)" if cured else "take `precision=fp32`, and " + TF32_OFF
-        found.append(Gap("tf32", f"as wrong as FP32 with TF32{': ' + TF32_OFF if cured else ''}", reason))
-    if worse:
-        reason = f"the accuracy of plain FP16 on {worse}"
-        found.append(Gap("plain", "less accurate than plain FP16", reason))
-    lost = [output for check in checks for output in check.outputs if output.unusable]
-    if lost:
-        errors = {o.name: o.allowance.measured for o in lost if o.allowance is not None}
-        name = max(errors, key=errors.__getitem__)
-        reason = f"an accurate original: it has {errors[name]:.2g} on {name} against the model that it was "
-        reason += f"made from; beyond {USABLE} a result is of no use"
-        found.append(Gap("original", "as inaccurate as the original", reason))
-    run = any(check.name == "run" and check.passed for check in checks)
-    if not run and not any(check.name == "build" and (check.built or check.passed) for check in checks):
-        build = next((check.summary for check in checks if check.name == "build"), no_build)
-        reason = build.removeprefix("not built: ") or "no library of TensorRT built it"
-        found.append(Gap("build", "NOT built", f"an engine: {reason}"))
-    plugins = (check.summary for check in checks if check.name == PLUGINS)
-    found += (Gap("plugins", "up to its plugins", summary) for summary in plugins)
-    found += [Gap("fp32", "", "nodes in reduced precision: all of it is FP32")] * all_fp32
-    return tuple(found)
-
-
-def proof(checks: Sequence[Check], samples: int, data: DataSource | None, lacks: Sequence[Gap]) -> str:
-    """How a result was checked, in the words of the first line; "Verified" only if nothing is lacking.
-
-    Args:
-        samples: Number of those that judged; 0 if unknown.
-    """
-    brief = {gap.kind: gap.brief for gap in lacks if gap.brief}
-    on = brief.pop("data", f"on {count(samples, 'sample')}" if samples else "")
-    profile = next((check for check in checks if check.name == PROFILE and check.passed), None)
-    on += f" and with {profile.shapes}" if profile else ""
-    beyond = data.beyond.items() if data is not None else ()
-    ran = profile.shapes if profile else ""
-    shapes = [
-        f"{n} at {shown(seen)} of up to {shown(most)}" for n, (seen, most) in beyond if shown(most) not in ran
-    ]
-    on += f" ({', '.join(shapes)})" if shapes else ""
-    run = next((check for check in checks if check.name == "run" and check.passed), None)
-    lacking = any(gap.brief for gap in lacks)
-    verb = "Checked" if lacking else "Verified"
-    how = f"{verb} {run.place}" if run else "Emulated" if lacking else "Verified by emulation"
-    built = run is None and any(check.name == "build" and check.passed for check in checks)
-    parts = [" ".join(filter(None, (how, on))), *["built without a GPU"] * built, *brief.values()]
-    return ", ".join(parts)
-
-
-def not_lowered(how: str, *, floats: bool) -> str:
-    """The ending of a file with nothing in reduced precision. `how`: of `proof`; `floats`: if it has any."""
-    what = "all of it is FP32" if floats else "no node has floats"
-    return f"Nothing was lowered: {what} ({how[0].lower()}{how[1:]})"
-
-
-NO_GAIN = 0.95
-"""Share of FP32's latency above which nothing was gained: medians of two runs differ by a few percent."""
-
-
-def gain(share: float, of: str, source: str = "") -> str:
-    """`2.2 times as fast as FP32`, or that nothing was gained, in the words of the first line.
-
-    Args:
-        share: Of the latency of `of`. `source`: its origin, unless it was measured.
-    """
-    if share <= NO_GAIN:
-        return f"{1.0 / share:.2g} times as fast as {of}{source}"
-    return f"{'slower than' if share > 1.0 / NO_GAIN else 'as slow as'} {of}: {100 * share:.0f} %{source}"
+    ran = any(check.name == "run" and check.passed for check in checks)
+    built = any(check.name == "build" and (check.built or check.passed) for check in checks)
+    lacks: dict[GapKind, bool] = {
+        "data": data is not None and bool(data.doubt),
+        "tf32": any(check.excuse in ("tf32", "tf32-off") for check in checks),
+        "plain": worse,
+        "original": any(output.unusable for check in checks for output in check.outputs),
+        "build": not (ran or built),
+        "plugins": any(check.name == PLUGINS for check in checks),
+        "fp32": all_fp32,
+    }
+    return tuple(kind for kind, is_lacking in lacks.items() if is_lacking)
 
 
 def log_lines(log: str) -> tuple[str, ...]:

@@ -1,20 +1,19 @@
-"""The result of `verify`, as plain data."""
+"""The outcome of `verify`, as plain data; `report/` has the sentences."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rewriter.base.text import Row, Summary, figure, listed
 from rewriter.runtime.engines.protocol import Latency
 from rewriter.runtime.inputs.samples import DataSource
 from rewriter.runtime.metrics.outputs import OutputStatistics
 from rewriter.runtime.metrics.tolerances import Tolerance
 from rewriter.verification.compare_runs import BuildRun
-from rewriter.verification.verdict import UNBUILDABLE, Check, Gap, Verdict, gain, gaps, not_lowered, proof
+from rewriter.verification.verdict import Check, Verdict
 
 
 @dataclass(frozen=True, repr=False)
-class VerifyResult(Summary):
+class VerifyOutcome:
     """The outcome of `verify`.
 
     Attributes:
@@ -56,45 +55,3 @@ class VerifyResult(Summary):
     @property
     def checks(self) -> tuple[Check, ...]:
         return self.verdict.checks
-
-    @property
-    def ending(self) -> str:
-        """How it ended, in the words of the report's first line."""
-        if self.verdict.unbuildable is not None:
-            return UNBUILDABLE
-        if not self.passed:
-            failed = ", ".join(check.name for check in self.checks if check.passed is False)
-            return f"VERIFICATION FAILED ({failed or 'nothing ran'})"
-        how = proof(self.checks, self.data.samples, self.data, self.gaps)
-        if not self.lowered:
-            return not_lowered(how, floats=self.floats)
-        return ", ".join(filter(None, (how, self.gain)))
-
-    @property
-    def gain(self) -> str:
-        """Its speed beside the original's FP32 engine, in the first line's words; "" if it was not timed."""
-        if self.latency is None or self.reference_latency is None:
-            return ""
-        return gain(self.latency.median_us / self.reference_latency.median_us, "FP32 without TF32")
-
-    @property
-    def gaps(self) -> tuple[Gap, ...]:
-        """Reasons why checks that passed are no proof; () if one failed."""
-        if not self.passed:
-            return ()
-        return gaps(self.checks, self.data, "`build=false`", self.worse, all_fp32=self.all_fp32)
-
-    @property
-    def proven(self) -> bool:
-        """True if the checks passed, and lack nothing."""
-        return self.passed and not self.gaps
-
-    def summary(self) -> Iterator[Row]:
-        yield "verdict", self.ending
-        yield "engine", f"{self.engine} on {self.device}"
-        yield from self.verdict.rows()
-        errors = (f"{o.name}: relative L2 {figure(o.relative_l2)}" for o in self.outputs)
-        yield from listed("outputs", errors, 3)
-        if self.latency is not None:
-            yield "latency", f"{self.latency.median_us:.1f} us"
-        yield "data", self.data.text

@@ -403,7 +403,7 @@ def test_a_defect_of_ours_has_its_code(tmp_path: Path, monkeypatch: pytest.Monke
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a defect")
 
-    monkeypatch.setattr("rewriter.jobs.fix.api.fix", broken)
+    monkeypatch.setattr("rewriter.api.fix", broken)
     code, _, error = quick("fix", model, "-o", tmp_path / "f.onnx")
     assert code == exits.DEFECT
     assert "ZeroDivisionError: a defect" in error

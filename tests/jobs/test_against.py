@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 import rewriter
 from rewriter.base.errors import UsageError
 from rewriter.cli import app
-from rewriter.jobs.fix.result import FixResult
-from rewriter.verification.verify_result import VerifyResult
+from rewriter.report.results import FixResult, VerifyResult
 
 TYPES = {
     "int8": (QuantType.QInt8, CalibrationMethod.MinMax),

@@ -14,7 +14,7 @@ import rewriter
 from models import measure
 from rewriter.ir.graph import open_graphs
 from rewriter.ir.model import Array, load
-from rewriter.jobs.fix.result import FixResult
+from rewriter.report.results import FixResult
 from rewriter.target.quirks import lost_round_trips
 from rewriter.verification.verdict import Check
 

@@ -13,9 +13,10 @@ import rewriter
 from rewriter.ir.model import Model, load
 from rewriter.ir.plan import Decision, Evidence, NormHazard, Plan, Range
 from rewriter.jobs.fix.before import check_before
-from rewriter.jobs.fix.causes import causes
+from rewriter.jobs.fix.repair_facts import RepairFacts
 from rewriter.passes.base import Clamped
 from rewriter.pipeline.driver import PassResult
+from rewriter.report.causes import causes
 from rewriter.runtime.metrics.outputs import OutputComparison
 from rewriter.verification.expected import expected_outputs
 
@@ -36,7 +37,7 @@ def decision(
 
 def texts(*decisions: Decision, passes: tuple[PassResult, ...] = (), low: str = "fp16") -> list[str]:
     plan = Plan(low, decisions=decisions, float_nodes=99)  # type: ignore[arg-type]
-    return [str(cause) for cause in causes(plan, passes, (), {})]
+    return [str(cause) for cause in causes(plan, passes, RepairFacts())]
 
 
 def test_the_squares_of_norms_are_counted_by_norm() -> None:
@@ -98,10 +99,12 @@ def test_repairs_that_leave_no_trace_in_the_plan() -> None:
         (f"/ln.{i}", "LayerNormalization", Range(-top, top, 1.0, True))
         for i, top in enumerate((10.0, 300.0, 12000.0))
     ]
-    (cause,) = causes(Plan("fp16", float_nodes=3), (), fused, {})
+    (cause,) = causes(Plan("fp16", float_nodes=3), (), RepairFacts(fused))
     assert cause.what == "squares inside 2 decomposed norms reach 1.4e8 (inputs 12000), FP16 ends at 65504"
     assert cause.nodes == ("/ln.1", "/ln.2")
-    scaled = causes(Plan("fp16", float_nodes=3), (), (), {(0, "m"): Range(-1.0, 1e6, 1.0, True)})
+    scaled = causes(
+        Plan("fp16", float_nodes=3), (), RepairFacts(unscaled={(0, "m"): Range(-1.0, 1e6, 1.0, True)})
+    )
     assert str(scaled[0]) == "m reaches 1e6, FP16 ends at 65504: 1 tensor rescaled by powers of two"
 
 

@@ -11,7 +11,7 @@ import rewriter
 from rewriter.base.errors import UsageError
 from rewriter.cli import app
 from rewriter.hazards.analysis import KINDS
-from rewriter.jobs.explain import rules, why
+from rewriter.report.explain import rules, why
 
 
 def run(*words: str) -> tuple[int, str]:

@@ -20,11 +20,11 @@ from rewriter.ir.model import Array, Model, load
 from rewriter.jobs.fix.attempt import Attempt, Estimate, attempt
 from rewriter.jobs.fix.candidates import _optimism
 from rewriter.jobs.fix.job import Candidate
-from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.fix.selection import Attempts, best
 from rewriter.jobs.fix.workload import Workload
 from rewriter.jobs.search.goal import Budget, ErrorLimit
 from rewriter.passes.base import Context, Event, ModelPass, Stage
+from rewriter.report.results import FixResult
 from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Variant
 from rewriter.runtime.engines.tensor_files import write_samples
 from rewriter.runtime.metrics.outputs import OutputComparison

@@ -21,7 +21,7 @@ import rewriter
 from rewriter.base.errors import UsageError
 from rewriter.cli import app
 from rewriter.ir.model import Array, save
-from rewriter.jobs.fix.result import FixResult
+from rewriter.report.results import FixResult
 
 QUICK = ("bert", "mixed_casts", "qdq")
 

@@ -22,12 +22,12 @@ from rewriter.ir.plan import Plan
 from rewriter.jobs.fix import stages
 from rewriter.jobs.fix.attempt import Attempt, attempt
 from rewriter.jobs.fix.job import Candidate, FixJob
-from rewriter.jobs.fix.result import Conclusion
 from rewriter.jobs.fix.workload import Workload
 from rewriter.jobs.search.trials import Trials
 from rewriter.passes.algorithms import rounding
 from rewriter.passes.base import Change, Context, Event
 from rewriter.passes.simplify import Simplify
+from rewriter.report.results import Conclusion
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.inputs import load_samples
 

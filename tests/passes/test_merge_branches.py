@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from onnx import helper
 from paths import MODELS
 
+from rewriter import api
 from rewriter.ir.model import Array, Model
-from rewriter.jobs.fix import api
 from rewriter.passes.merge_branches import MergeBranches
 
 

@@ -11,8 +11,8 @@ from graphs import graph, ops, with_weights
 from nightly import some
 from paths import MODELS
 
+from rewriter import api
 from rewriter.ir.model import Model, load
-from rewriter.jobs.fix import api
 from rewriter.passes.base import Context
 from rewriter.pipeline.driver import Driver
 from rewriter.pipeline.text import parse

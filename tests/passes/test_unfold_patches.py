@@ -9,8 +9,8 @@ from nightly import some
 from onnx import TensorProto, helper
 from paths import MODELS
 
+from rewriter import api
 from rewriter.ir.model import Array, Model, load
-from rewriter.jobs.fix import api
 from rewriter.passes.unfold_patches import UnfoldPatches
 from rewriter.pipeline.presets import DEFAULT_PRESET, PRESETS
 

@@ -8,12 +8,12 @@ import pytest
 from docs.catalogue import PAGES, ROOT, main
 from rewriter.hazards.analysis import KINDS as KINDS_OF_HAZARD
 from rewriter.hazards.planning import free_fp32
-from rewriter.jobs.explain import OTHER_RULES
 from rewriter.passes.base import Pass
 from rewriter.passes.fuse_softmax import FuseSoftmax
 from rewriter.passes.postpone_resize import PostponeResize
 from rewriter.pipeline import catalogue
 from rewriter.pipeline.text import options_of, own_passes
+from rewriter.report.explain import OTHER_RULES
 from rewriter.runtime.metrics.metrics import METRICS
 
 KINDS = list(own_passes().values())

@@ -13,11 +13,10 @@ from graphs import graph
 from paths import DOCS
 from typer.testing import CliRunner
 
-from rewriter import cli
+from rewriter import api, cli
 from rewriter.base.errors import UsageError
 from rewriter.cli import loaded as loaded_command
 from rewriter.ir.model import save
-from rewriter.jobs.fix import api
 from rewriter.pipeline.config import Configuration, load
 from rewriter.pipeline.options import COMMANDS, JOBS, KEYS, Command, FixOptions, ScanOptions
 from rewriter.pipeline.presets import OTHERWISE

@@ -11,8 +11,7 @@ from graphs import graph
 from paths import MODELS
 from typer.testing import CliRunner
 
-from rewriter import cli
-from rewriter.jobs.fix import api
+from rewriter import api, cli
 from rewriter.passes import ALL
 from rewriter.passes.base import Pass
 from rewriter.pipeline.options import KEYS, FixOptions

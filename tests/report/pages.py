@@ -6,14 +6,12 @@ import numpy as np
 from graphs import with_weights
 from onnx import numpy_helper
 
+from rewriter.api import fix, verify
 from rewriter.ir.model import Array, Model
-from rewriter.jobs.fix.api import fix
-from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.locate import locate
 from rewriter.jobs.scan import ScanResult, scan
-from rewriter.jobs.verify import verify
+from rewriter.report.results import FixResult, VerifyResult
 from rewriter.verification.locate.location import Location
-from rewriter.verification.verify_result import VerifyResult
 
 HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>\"'&"
 """A node's name that would run code in a page that does not escape it."""

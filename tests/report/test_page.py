@@ -19,11 +19,11 @@ from markupsafe import escape
 from pages import HOSTILE
 from typer.testing import CliRunner
 
+from rewriter.api import fix
 from rewriter.cli import app
 from rewriter.ir.plan import Decision, Plan, Range
-from rewriter.jobs.fix.api import fix
 from rewriter.jobs.fix.before import Emulated, SideBySide
-from rewriter.jobs.fix.result import Conclusion
+from rewriter.jobs.fix.result import End
 from rewriter.passes.base import Change, Refusal
 from rewriter.pipeline.driver import PassResult
 from rewriter.report import html
@@ -143,10 +143,11 @@ def test_the_page_of_a_failure_begins_with_limit_remedy_and_the_nodes() -> None:
         else check
         for check in done.verdict.checks
     ]
-    ended = Conclusion("failed", "no plan is within it: y errs by 1", "build with TF32 off")
-    text = html.as_html(replace(done, verdict=Verdict(tuple(checks)), conclusion=ended))
+    failed = replace(done, verdict=Verdict(tuple(checks)), end=End("failed"))
+    ended, text = failed.conclusion, html.as_html(failed)
     head = text[: text.index("<nav")]
-    places = [head.index(words) for words in (ended.limit, ended.remedy, "adds 0.02: /body/c1 (Conv)")]
+    texts = (ended.limit, "and build it with TF32 off", "adds 0.02: /body/c1 (Conv)")
+    places = [head.index(words) for words in texts]
     assert places == sorted(places)
     assert 'class="verdict bad"' in head and 'class="loud"' not in html.as_html(done)
 

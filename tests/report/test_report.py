@@ -13,15 +13,16 @@ from graphs import graph
 import rewriter
 from rewriter.ir.model import Model, write_json
 from rewriter.ir.plan import Decision, Plan, Range
-from rewriter.jobs.fix.causes import Cause
-from rewriter.jobs.fix.result import FixResult
+from rewriter.jobs.fix.result import End
 from rewriter.jobs.fix.selection import LatencyShare
 from rewriter.passes.base import Change, Refusal
 from rewriter.pipeline.driver import PassResult
 from rewriter.report import fix as report
 from rewriter.report import terminal
+from rewriter.report.causes import Cause
 from rewriter.report.fix import next_step
 from rewriter.report.progress import _TimeLeft
+from rewriter.report.results import FixResult
 from rewriter.report.tables import grouped
 from rewriter.report.terminal import shortened
 from rewriter.runtime.inputs.samples import DataSource
@@ -84,6 +85,7 @@ def result(**changes: object) -> FixResult:
         plan=Plan("fp16", decisions=tuple(decision(i) for i in range(17)), float_nodes=100),
         data=DataSource("4 samples from data.npz", 4, real=True),
         verdict=GOOD,
+        end=End("verified"),
         seconds={"load": 0.1, "build": 3.25},
     )
     for name, value in changes.items():
@@ -292,7 +294,7 @@ def test_a_failure_names_the_check_the_output_and_the_file() -> None:
         ),
         pytest.param(
             {"verdict": BUILT, "latency_shares": (LatencyShare("FP32", 0.5, measured=False),)},
-            "built without a GPU, 2 times as fast as FP32 (estimated): out/fixed.onnx",
+            "built without a GPU, 2 times as fast as FP32 (estimated), as accurate: out/fixed.onnx",
             id="a gain",
         ),
         pytest.param(

@@ -11,12 +11,12 @@ from command_lines import flat
 from rewriter.report import html, terminal
 from rewriter.report import locate as locate_report
 from rewriter.report import verify as verify_report
+from rewriter.report.results import VerifyResult
 from rewriter.runtime.engines.protocol import Latency
 from rewriter.runtime.metrics.outputs import OutputComparison
 from rewriter.verification.compare_runs import BuildRun
 from rewriter.verification.locate.location import Location, Step
 from rewriter.verification.verdict import Check, Verdict
-from rewriter.verification.verify_result import VerifyResult
 
 FAST, SLOW = Latency(50.0, 1.5, 200, True), Latency(200.0, 4.0, 1, False)
 

@@ -11,16 +11,16 @@ from nightly import some
 from onnx import TensorProto
 from paths import MODELS
 
+from rewriter import api
 from rewriter.hazards.analysis import LARGEST
 from rewriter.ir.graph import open_graphs
 from rewriter.ir.model import Model, load
 from rewriter.ir.plan import Decision
-from rewriter.jobs.fix import api
-from rewriter.jobs.fix.result import FixResult
 from rewriter.passes.algorithms.rescaling.apply import apply as shift
 from rewriter.passes.algorithms.rescaling.choice import Demand, solve
 from rewriter.passes.algorithms.rescaling.exponents import Constraints
 from rewriter.pipeline.presets import PRESETS
+from rewriter.report.results import FixResult
 from rewriter.runtime.ranges import measure
 
 ERROR_RATIO = 1.3

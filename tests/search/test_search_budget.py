@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from searching import CANCELLING, tried
 
+from rewriter import api
 from rewriter.base import sandbox
 from rewriter.hazards.analysis import PrecisionRequest
 from rewriter.hazards.planning.planner import make_plan
 from rewriter.ir.model import Array, Model
 from rewriter.ir.plan import InputsOutputs, Plan
-from rewriter.jobs.fix import api
 from rewriter.jobs.search.effort import FEWER, MOST, RunCost, affordable
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Goal
 from rewriter.jobs.search.run import LEAST_GAIN, MOST_GAIN, _by_own_error, most_accurate

@@ -23,7 +23,6 @@ from rewriter.jobs.closed_loop.traces import Port, Trace, compared
 from rewriter.jobs.fix.api import fix
 from rewriter.jobs.fix.before import lowered
 from rewriter.jobs.fix.provenance import noted_sums, sums_of
-from rewriter.jobs.fix.result import FixResult
 from rewriter.pipeline.options import FixOptions, combined
 from rewriter.runtime.emulation import Accumulation, emulation
 from rewriter.runtime.engines.deployment import deployment
@@ -57,7 +56,8 @@ Repairing = Callable[[RecordedFile, Step, float], bool]
 """Fixes a file again in the way of a step; gets the share of the error that may stay. False: no such way."""
 
 Engines = Callable[[RecordedFile, Path], Callable[[Feeds], Mapping[str, Array]]] | None
-Refixed = Callable[[str, FixResult], None]
+Fixing = Callable[[str, str, Path, FixOptions], object]
+"""Fixes a file by its name; gets the model, the path of the result, and the options."""
 
 
 Answer = Callable[[Sequence[str], Feeds], list[Array]]
@@ -287,7 +287,7 @@ def loop_of(
     options: FixOptions,  # those that the files were fixed with
     limit_s: float,  # for all runs of the script together; no repair starts later
     progress: Progress = silent,
-    refixed: Refixed = lambda name, result: None,  # gets each repair
+    fixing: Fixing = lambda name, *fixed: fix(*fixed),
 ) -> LoopResult:
     """Runs the script of a recording with the files that were fixed from it, and repairs these in place.
 
@@ -297,7 +297,7 @@ def loop_of(
     recording = Recording.read(folder)
     files = tuple(replace(file, model=str(folder / file.model)) for file in recording.files)
     recording = replace(recording, files=files)
-    repair = partial(_fixed_again, recording, folder, fixed, options, refixed) if options.repair else None
+    repair = partial(_fixed_again, recording, folder, fixed, options, fixing) if options.repair else None
     deployed = deployment(options.engine, options.plugin_lib, None, None, None)
     engine = deployed.choose().engine if options.build else None
     with work_folder() as work, ExitStack() as stack:
@@ -339,7 +339,7 @@ def _fixed_again(
     folder: Path,
     fixed: Mapping[str, Path],
     options: FixOptions,
-    refixed: Refixed,
+    fixing: Fixing,
     file: RecordedFile,
     step: Step,
     share: float,
@@ -355,5 +355,5 @@ def _fixed_again(
         own |= {"tolerance": tolerance * min(share, 1.0) * MARGIN, "max_latency_cost": None}
     elif step == "fp32":
         own |= {"precision": "fp32", "io": None}
-    refixed(file.name, fix(file.model, fixed[file.name], combined(FixOptions, options, own)))
+    fixing(file.name, file.model, fixed[file.name], combined(FixOptions, options, own))
     return True

@@ -1,6 +1,7 @@
 """`fix`: the way of a model through the tool, from the file to the verdict."""
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +15,12 @@ from rewriter.ir.plan.plan_file import given_plan
 from rewriter.jobs.fix.job import Candidate, FixJob
 from rewriter.jobs.fix.links import io_of_model, type_of_links
 from rewriter.jobs.fix.provenance import recorded_sums
-from rewriter.jobs.fix.result import FixResult
+from rewriter.jobs.fix.result import FixOutcome
 from rewriter.jobs.fix.stages import run
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Goal
 from rewriter.passes.base import Pass, Stage
 from rewriter.passes.mixed_precision import MixedPrecision
-from rewriter.pipeline.options import FixOptions, combined, documented
+from rewriter.pipeline.options import FixOptions
 from rewriter.pipeline.presets import DEFAULT_OPSETS, OTHERWISE, Preset, preset_named, select
 from rewriter.runtime.emulation import Accumulation
 from rewriter.runtime.engines import this_machine
@@ -29,30 +30,17 @@ from rewriter.target import Target
 from rewriter.target.quirks import repairs
 
 
-@documented(FixOptions)
 def fix(
-    model: str | os.PathLike[str] | Any,
-    output: str | os.PathLike[str] | None = None,
-    options: FixOptions | None = None,
-    *,
-    progress: Progress | None = None,
-    **keywords: Any,
-) -> FixResult:
-    """Make a model accurate in a strongly typed TensorRT engine of reduced precision, and check it.
-
-    Args:
-        model: Path, onnx.ModelProto or onnx_graphsurgeon.Graph; FP32, FP16 or mixed.
-        output: Where to write; None writes nothing.
-        options: Options as a whole; keywords replace single ones.
-        progress: Called with the stage, and with how many of how many steps of it are done.
-
-    Raises:
-        RewriterError: bad model, data, option or output path; nothing is written then.
-    """
-    request = combined(FixOptions, options, keywords)
+    model: Any,
+    output: str | os.PathLike[str] | None,
+    request: FixOptions,
+    progress: Progress = silent,
+    ending: Callable[[FixOutcome], str] = lambda outcome: outcome.end.kind,
+) -> FixOutcome:
+    """Fixes a model; see `rewriter.fix`. `ending` says in words how it ended, for the file's metadata."""
     if type_of_links(request.io):
         request = replace(request, io=io_of_model(model, request))
-    return run(_job(model, output, request, progress or silent))
+    return run(replace(_job(model, output, request, progress), ending=ending))
 
 
 def _job(

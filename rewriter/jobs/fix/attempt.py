@@ -16,9 +16,9 @@ from rewriter.ir.graph import display_name
 from rewriter.ir.model import Model, walk_graphs, walk_nodes
 from rewriter.ir.plan import SEARCHED, Plan, Range, node_key
 from rewriter.ir.plan.node_patterns import NodePatterns
-from rewriter.jobs.fix.causes import Cause, causes, folded_statistics, fused_norms, repaired_defects
 from rewriter.jobs.fix.job import Candidate
 from rewriter.jobs.fix.refusals import near_names
+from rewriter.jobs.fix.repair_facts import RepairFacts, folded_statistics, fused_norms, repaired_defects
 from rewriter.jobs.fix.workload import CalibratedModel, Workload
 from rewriter.jobs.search.goal import Found
 from rewriter.jobs.search.run import search
@@ -60,7 +60,7 @@ class Attempt:
     engine: Path | None
     search: Found | None
     warnings: tuple[str, ...]
-    causes: tuple[Cause, ...]
+    repair_facts: RepairFacts
 
     @property
     def failed(self) -> tuple[Check, ...]:
@@ -180,11 +180,11 @@ def attempt(candidate: Candidate, workload: Workload, deadline: float = math.inf
         text = f"pass {result.name} failed on this model and was left out: {result.failure}"
         warnings.append(f"{text}; please report it with the model")
     checks, engine = _checked(candidate, workload, calibrated.checks, fixed, plan)
-    folded, precision = folded_statistics(workload.original, calibrated.model), candidate.precision
-    hazards = causes(plan, passes, fused_norms(calibrated.model, ranges), unscaled, folded)
-    defects = repaired_defects(workload.original, precision.target, precision.precision, passes)
-    reasons, remarks = (*hazards, *defects), tuple(warnings)
-    return Attempt(candidate, calibrated, fixed, plan, passes, checks, engine, found, remarks, reasons)
+    folded, low = folded_statistics(workload.original, calibrated.model), candidate.precision.precision
+    defects = tuple(repaired_defects(workload.original, candidate.precision.target, low, passes))
+    facts = RepairFacts(fused_norms(calibrated.model, ranges), unscaled, folded, defects, low)
+    remarks = tuple(warnings)
+    return Attempt(candidate, calibrated, fixed, plan, passes, checks, engine, found, remarks, facts)
 
 
 def rewrite(

@@ -9,7 +9,7 @@ from string import Template
 
 from rewriter.base.text import command_line
 from rewriter.ir.model import Port, write_text
-from rewriter.jobs.fix.result import FixResult
+from rewriter.jobs.fix.result import FixOutcome
 from rewriter.pipeline.options import Tool
 from rewriter.runtime.engines.tensor_files import Span
 from rewriter.runtime.inputs.sizes import Room, shape_inputs
@@ -24,7 +24,7 @@ Profile = Mapping[str, Sequence[Sequence[str]]]
 class Build:
     """One build of a result."""
 
-    result: FixResult
+    result: FixOutcome
     where: Path  # the file, as the command names it
 
     @property
@@ -93,7 +93,7 @@ class Build:
     @property
     def tf32_off(self) -> bool:
         """True if the result is right only without TF32."""
-        return any(gap.kind == "tf32" for gap in self.result.gaps)
+        return "tf32" in self.result.gap_kinds
 
 
 def chooses_types(target: Target) -> bool:
@@ -101,12 +101,12 @@ def chooses_types(target: Target) -> bool:
     return target.library == "tensorrt" and () < target.version < TYPED_SINCE
 
 
-def lowered(result: FixResult) -> str | None:
+def lowered(result: FixOutcome) -> str | None:
     """The low precision of the model; None if it is in FP32."""
     return result.plan.precision if result.plan and result.plan.precision != "fp32" else None
 
 
-def command(result: FixResult) -> str:
+def command(result: FixOutcome) -> str:
     """The command that builds the engine: the script, if one was written; "" if there is nothing to build."""
     if result.output is None or result.verified is False:
         return ""
@@ -122,7 +122,7 @@ def files_beside(output: Path) -> tuple[Path, ...]:
     return tuple(scripts)
 
 
-def write(result: FixResult, tool: Tool) -> Path:
+def write(result: FixOutcome, tool: Tool) -> Path:
     """Writes the script of a tool beside the result, and returns its path; all paths in it are relative."""
     assert result.output is not None
     suffix, text = SCRIPTS[tool](Build(result, Path(result.output.name)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
@@ -87,7 +87,8 @@ class Candidate:
 class FixJob:
     """A request to `fix`, with the values that its preset, its plan and this machine decide.
 
-    `first` is the candidate that is tried first, `limit` the user's tolerance. `accumulation_is_default` is
+    `first` is the candidate that is tried first, `limit` the user's tolerance. `ending` says in words how a
+    `FixOutcome` ended, for the file. `accumulation_is_default` is
     True if `accumulation` is what is recorded of the target, from which a slow emulation may depart.
     """
 
@@ -103,6 +104,7 @@ class FixJob:
     deployment: Deployment = field(default_factory=Deployment)
     accumulation_is_default: bool = False
     limit: ErrorLimit | None = None
+    ending: Callable[[Any], str] = str
 
     @property
     def precision(self) -> PrecisionRequest:

@@ -85,7 +85,7 @@ def _computed_low(model: Model, names: Iterable[str], options: FixOptions) -> se
     if not wide or type_of_links(options.io) in ("fp32", "keep"):
         return {*wide}
     trial = replace(options, io=_named(options.io or "", wide), verify=False, build=False, save_plan=None)
-    graph = open_graphs(fix(model, options=trial).model)[0]
+    graph = open_graphs(fix(model, None, trial).model)[0]
     low = set[str]()
     for name in wide:
         producer = graph.producer(name)

@@ -7,12 +7,14 @@ made holds the pass (`rewriter.ir.graph.editor.TAG`). A model that no pass chang
 
 import hashlib
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rewriter import __version__
 from rewriter.base.errors import RewriterError, UsageError
+from rewriter.base.text import figure
 from rewriter.ir.model import Model, load, set_metadata, walk_graphs
 from rewriter.ir.plan import Plan, node_key, plan_file
 from rewriter.jobs.fix.job import FixJob
@@ -32,7 +34,16 @@ PRECISION = "rewriter.precision"
 ALREADY_AVOIDED, RULE = "rewriter.kept", "rewriter.rule"
 """Keys of a node's metadata: why it is in FP32 or BF16, in words, and by which rule."""
 
+LISTED = 3  # outputs that WORSE names
+
 UNFINISHED = "not verified to the end"  # the verdict of a run that was interrupted
+
+
+def worse_text(rows: Sequence[tuple[str, float, float]]) -> str:
+    """Outputs on which plain FP16 is more accurate, as a file notes them: names, and both errors."""
+    return ", ".join(
+        f"{name} ({figure(plain)}, here {figure(error)})" for name, error, plain in rows[:LISTED]
+    )
 
 
 def source_hash(source: Any, original: Model) -> str:

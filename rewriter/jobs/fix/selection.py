@@ -250,7 +250,7 @@ class Attempts:
         if self.runs or not self.plain_outputs or not self.workload.job.may_drop_optional_fp32:
             return False
         plain = {step.name for step in PRESETS[PLAIN].steps}
-        if any(cause.repaired_by and cause.repaired_by not in plain for cause in attempt.causes):
+        if {quirk.repairing_pass for quirk, _ in attempt.repair_facts.defects} - plain - {""}:
             return False
         costs = self.estimated(attempt)
         return costs.planned > (1.0 + NOISE) * costs.plain

@@ -18,8 +18,8 @@ from rewriter.jobs.fix import candidates, deploy
 from rewriter.jobs.fix.attempt import Attempt
 from rewriter.jobs.fix.before import check_before, side_by_side
 from rewriter.jobs.fix.job import FixJob, require_space
-from rewriter.jobs.fix.provenance import SAMPLES, UNFINISHED, WORSE, source_hash, stamp
-from rewriter.jobs.fix.result import FixResult, conclude
+from rewriter.jobs.fix.provenance import SAMPLES, UNFINISHED, WORSE, source_hash, stamp, worse_text
+from rewriter.jobs.fix.result import FixOutcome, end_of
 from rewriter.jobs.fix.selection import Selection
 from rewriter.jobs.fix.workload import Workload, prepare, read
 from rewriter.jobs.search.effort import pays_on_cuda
@@ -42,7 +42,7 @@ QUANTISED_OPSET = 19
 PORTS = 3  # inputs and outputs that the check of their types names
 
 
-def run(job: FixJob) -> FixResult:
+def run(job: FixJob) -> FixOutcome:
     """Fix one model; see `rewriter.fix` for what it raises."""
     destination, stage = job.destination(), Stopwatch(job.progress, _steps(job))  # may refuse the job
     request = job.request
@@ -66,11 +66,10 @@ def run(job: FixJob) -> FixResult:
         sizes = _room(workload)
         selection = replace(selection, attempt=_checked_to_the_end(selection, workload, sizes))
         attempt, data = selection.attempt, workload.fitting.source
-        conclusion = conclude(job, selection)
         fixed, checks = attempt.fixed, attempt.checks
         if split is not None:
             fixed, checks = plugins.whole(split, fixed), (*checks, plugins.plugin_check(split))
-        result = FixResult(
+        result = FixOutcome(
             model=fixed,
             output=None,
             pipeline=pipeline.render(attempt.candidate.steps),
@@ -85,25 +84,26 @@ def run(job: FixJob) -> FixResult:
                 beyond=job.deployment.beyond(samples.source.spans),
             ),
             verdict=Verdict(tuple(checks)) if request.verify or checks else None,
-            warnings=[*conclusion.remarks, *attempt.warnings, *verifier.not_run(), *notes],
+            warnings=[*attempt.warnings, *verifier.not_run(), *notes],
             seconds=stage.seconds,
             repairs=list(selection.lines),
             depth=along_depth(attempt.calibrated.model, attempt.calibrated.ranges),
-            causes=attempt.causes,
+            repair_facts=attempt.repair_facts,
             precision=job.precision.precision,
             before=workload.before,
             before_value=None if workload.plain is None else workload.plain.value,
-            conclusion=conclusion,
+            end=end_of(job, selection),
             side_by_side=side_by_side(attempt, workload) if request.page else None,
             judged=len(verifier.samples),
             against=verifier.against.path if verifier.against is not None else None,
             latency_shares=selection.shares,
+            request=request,
         )
         if any(step.changes for step in attempt.passes):
-            noted = UNFINISHED if verifier.interrupted else result.ending
+            noted = UNFINISHED if verifier.interrupted else job.ending(result)
             stamp(fixed, job, result.pipeline, attempt.plan, source_sha, noted)
-            if conclusion.worse:
-                set_metadata(fixed.proto, {WORSE: conclusion.worse})
+            if selection.worse:
+                set_metadata(fixed.proto, {WORSE: worse_text(selection.worse)})
             if 0 < len(verifier.samples) < min(data.samples, MOST_SAMPLES):
                 set_metadata(fixed.proto, {SAMPLES: str(len(verifier.samples))})
         with stage("writing"):
@@ -141,7 +141,7 @@ def _plain(workload: Workload) -> Check | None:
         return verifier.excused(check) if check is not None and raised else check
 
 
-def _write_others(job: FixJob, result: FixResult) -> None:
+def _write_others(job: FixJob, result: FixOutcome) -> None:
     """Writes the other files that the request has: the plan, and the script."""
     request, plan = job.request, result.plan
     if request.save_plan is not None and plan is None:

@@ -17,7 +17,6 @@ from rewriter.hazards.planning.free_fp32 import FREE
 from rewriter.ir.model import write_text
 from rewriter.ir.plan import Decision
 from rewriter.ir.reading import read_json
-from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.scan import ScanResult
 from rewriter.report import fix, locate, scan, verify
 from rewriter.report.checks import judging_check
@@ -27,9 +26,9 @@ from rewriter.report.html.graphs import cause_graphs
 from rewriter.report.html.outputs import pictures_section
 from rewriter.report.html.render import Fact, Page, Section, html, part, run_section, table_sections
 from rewriter.report.json import plain
+from rewriter.report.results import FixResult, VerifyResult
 from rewriter.runtime.ranges.depth import TensorAtDepth
 from rewriter.verification.locate.location import Location
-from rewriter.verification.verify_result import VerifyResult
 
 HINT = "give a file that fix, scan, verify or locate wrote with --json, for one model"
 

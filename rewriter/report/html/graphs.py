@@ -8,9 +8,9 @@ from rewriter.ir.graph import display_name
 from rewriter.ir.model import Model, walk_graphs
 from rewriter.ir.model.schemas import logical_name
 from rewriter.ir.plan import node_key
-from rewriter.jobs.fix.causes import Cause
-from rewriter.jobs.fix.result import FixResult
+from rewriter.report.causes import Cause
 from rewriter.report.html.depth import LABELS, LARGEST, Nodes
+from rewriter.report.results import FixResult
 from rewriter.runtime.ranges.depth import TensorAtDepth
 
 SIZE = 10  # nodes of a graph

@@ -1,15 +1,17 @@
-"""The verbs as `import rewriter` offers them: the jobs, with arguments that are checked first.
+"""The verbs as `import rewriter` offers them: the jobs, with checked arguments, and sentences for people.
 
 A keyword that a verb lacks is an error that names the closest one.
 """
 
 import inspect
 import math
+import os
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from rewriter.base.errors import UsageError, shortened
+from rewriter.base.stopwatch import Progress, silent
 from rewriter.input_comparison.job import compare_inputs as compare_inputs_job
 from rewriter.jobs.emulate import emulate as emulate_job
 from rewriter.jobs.fix.api import fix as fix_job
@@ -18,7 +20,9 @@ from rewriter.jobs.probe import probe as probe_job
 from rewriter.jobs.scan import scan as scan_job
 from rewriter.jobs.verify import verify as verify_job
 from rewriter.pipeline.driver import run
+from rewriter.pipeline.options import FixOptions, VerifyOptions, combined, documented
 from rewriter.pipeline.schema import converted, type_hints, unknown
+from rewriter.report.results import FixResult, VerifyResult
 
 __all__ = ["compare_inputs", "emulate", "fix", "locate", "probe", "run_passes", "scan", "verify"]
 
@@ -53,9 +57,60 @@ def _verb(job: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     return verb
 
 
-fix = _verb(fix_job)
+@_verb
+@documented(FixOptions)
+def fix(
+    model: str | os.PathLike[str] | Any,
+    output: str | os.PathLike[str] | None = None,
+    options: FixOptions | None = None,
+    *,
+    progress: Progress | None = None,
+    **keywords: Any,
+) -> FixResult:
+    """Make a model accurate in a strongly typed TensorRT engine of reduced precision, and check it.
+
+    Args:
+        model: Path, onnx.ModelProto or onnx_graphsurgeon.Graph; FP32, FP16 or mixed.
+        output: Where to write; None writes nothing.
+        options: Options as a whole; keywords replace single ones.
+        progress: Called with the stage, and with how many of how many steps of it are done.
+
+    Raises:
+        RewriterError: bad model, data, option or output path; nothing is written then.
+    """
+    request = combined(FixOptions, options, keywords)
+    outcome = fix_job(model, output, request, progress or silent, lambda end: FixResult.of(end).ending)
+    return FixResult.of(outcome)
+
+
+@_verb
+@documented(VerifyOptions)
+def verify(
+    original: str | os.PathLike[str] | Any,
+    fixed: str | os.PathLike[str] | Any,
+    options: VerifyOptions | None = None,
+    *,
+    progress: Progress | None = None,
+    **keywords: Any,
+) -> VerifyResult:
+    """Run the fixed model and compare it, output by output, with the original in FP32.
+
+    The reference is the original on ONNX Runtime, every FP16 and BF16 tensor widened. Without a GPU the
+    engine `auto` is the emulation, and a build without a GPU; the result says so.
+
+    Args:
+        original, fixed: Path, onnx.ModelProto or onnx_graphsurgeon.Graph, with equal names of inputs
+            and outputs.
+        options: Options as a whole; keywords replace single ones.
+
+    Raises:
+        RewriterError: bad model, data or option; an engine that was named and cannot run here.
+    """
+    request = combined(VerifyOptions, options, keywords)
+    return VerifyResult(**vars(verify_job(original, fixed, request, progress or silent)))
+
+
 scan = _verb(scan_job)
-verify = _verb(verify_job)
 locate = _verb(locate_job)
 compare_inputs = _verb(compare_inputs_job)
 emulate = _verb(emulate_job)

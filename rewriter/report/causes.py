@@ -1,4 +1,4 @@
-"""The causes of a model's errors, with their numbers and repairs, from the plan and the passes.
+"""The causes of a model's errors, with their numbers and repairs, in words.
 
 Every FP32 node that a hazard puts into the plan belongs to one cause. So do repairs that leave no trace in
 the plan: norms that became one operator, tensors that were scaled, constants that were clamped.
@@ -10,23 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rewriter.base.text import count, figure
-from rewriter.hazards.analysis import KINDS, LARGEST, LOW_TYPES, PrecisionRequest
-from rewriter.hazards.planning.planner import analyses
-from rewriter.hazards.weights import batch_statistics
-from rewriter.ir.graph import display_name
-from rewriter.ir.graph.editor import made_by
-from rewriter.ir.graph.ops import ROW_NORMS
-from rewriter.ir.model import Model, walk_graphs
+from rewriter.hazards.analysis import KINDS, LARGEST, LOW_TYPES
 from rewriter.ir.plan import HEADROOM, Decision, NormHazard, Plan, Precision, Range
+from rewriter.jobs.fix.repair_facts import BATCH, RepairFacts
 from rewriter.passes.base import Clamped
 from rewriter.pipeline.driver import PassResult
-from rewriter.target import Target
-from rewriter.target.quirks import met, repairs
-
-BATCH = "BatchNormalization"
-
-FUSING = ("fuse-layer-norm", "keep-epilogues")
-"""Passes whose name a fused norm may carry: the last one moves norms and makes them anew."""
 
 NAMES = {"layer-norm": "LayerNorm", "rms-norm": "RMSNorm", "l2-normalize": "L2 norm"}
 """Norms as people call them, by the name of the pattern."""
@@ -49,55 +37,23 @@ class Cause:
         return f"{self.what}: {self.done}"
 
 
-def fused_norms(model: Model, ranges: Mapping[tuple[int, str], Range]) -> list[tuple[str, str, Range]]:
-    """Name and operator of each norm that our passes made one operator, with the range of its input."""
-    return [
-        (display_name(node), node.op_type, ranges[scope, node.input[0]])
-        for scope, graph in enumerate(walk_graphs(model.proto.graph))
-        for node in graph.node
-        if node.op_type in ROW_NORMS and made_by(node, FUSING) and (scope, node.input[0]) in ranges
-    ]
+def causes(plan: Plan | None, passes: Sequence[PassResult], facts: RepairFacts) -> tuple[Cause, ...]:
+    """The hazards that `fix` found, those that overflow first; then known defects."""
+    hazards = _hazards(plan, passes, facts) if plan is not None and plan.precision != "fp32" else []
+    hazards.sort(key=lambda cause: not (cause.reach or 0.0) > (cause.limit or math.inf))
+    return (*hazards, *_defects(facts))
 
 
-def folded_statistics(original: Model, rewritten: Model) -> tuple[Cause, ...]:
-    """BatchNormalizations whose statistics FP16 cannot hold, where our passes folded them away."""
-    left = {n.output[0] for g in walk_graphs(rewritten.proto.graph) for n in g.node if n.op_type == BATCH}
-    if not any(n.op_type == BATCH for g in walk_graphs(original.proto.graph) for n in g.node):
-        return ()
-    seen = analyses(original, {}, PrecisionRequest("fp16"))
-    hazards = [h for analysis in seen for h in batch_statistics(analysis) if h.node.output[0] not in left]
-    if not hazards:
-        return ()
-    what = f"{count(len(hazards), BATCH)} with statistics that FP16 cannot hold ({hazards[0].reason})"
-    return (
-        Cause("weights", what, "folded into weights in FP32", tuple(display_name(h.node) for h in hazards)),
-    )
+def _defects(facts: RepairFacts) -> Iterator[Cause]:
+    for quirk, nodes in facts.defects:
+        name = quirk.repairing_pass
+        done = f"repaired by {name}" if name else f"built with {' '.join(quirk.build)}"
+        done = f"{' and '.join(quirk.lower)} in {facts.precision.upper()}" if quirk.lower else done
+        what = f"{quirk.title} ({quirk.releases})"
+        yield Cause("known-defect", what, done, nodes, repaired_by=name)
 
 
-def repaired_defects(
-    original: Model, target: Target, precision: Precision, passes: Sequence[PassResult]
-) -> Iterator[Cause]:
-    """Known defects of the target that the model met, and that a pass, the plan or the build repairs."""
-    changed = {step.name for step in passes if step.changes}
-    for quirk, nodes in met(original, repairs(target, LOW_TYPES[precision])):
-        name = quirk.steps.partition("{")[0]
-        if name in changed or quirk.build or quirk.lower:
-            done = f"repaired by {name}" if name else f"built with {' '.join(quirk.build)}"
-            done = f"{' and '.join(quirk.lower)} in {precision.upper()}" if quirk.lower else done
-            what = f"{quirk.title} ({quirk.releases})"
-            yield Cause("known-defect", what, done, tuple(map(display_name, nodes)), repaired_by=name)
-
-
-def causes(
-    plan: Plan | None,
-    passes: Sequence[PassResult],
-    fused: Sequence[tuple[str, str, Range]],  # of `fused_norms`, which leave no trace in the plan
-    unscaled: Mapping[tuple[int, str], Range],  # before `rescale` scaled what was out of range
-    folded: Sequence[Cause] = (),  # of `folded_statistics`
-) -> tuple[Cause, ...]:
-    """The hazards that `fix` found, those that overflow first."""
-    if plan is None or plan.precision == "fp32":
-        return ()
+def _hazards(plan: Plan, passes: Sequence[PassResult], facts: RepairFacts) -> list[Cause]:
     low = plan.precision
     rules: dict[str, list[Decision]] = defaultdict(list)
     norms: dict[NormHazard, list[Decision]] = defaultdict(list)
@@ -106,11 +62,15 @@ def causes(
             norms[decision.norm].append(decision)
         elif decision.rule in KINDS:
             rules[decision.rule].append(decision)
-    rows = [*_of_norms(norms, low), *_of_fused(fused, low)]
-    rows += [*_of_overflow(rules.pop("overflow", []), unscaled, low), *_of_masks(passes, low)]
+    rows = [*_of_norms(norms, low), *_of_fused(facts.fused, low)]
+    rows += _of_overflow(rules.pop("overflow", []), facts.unscaled, low)
+    rows += _of_masks(passes, low)
     rows += [_of_rule(rule, members) for rule, members in rules.items()]
-    rows += folded if plan.precision == "fp16" else ()
-    return tuple(sorted(rows, key=lambda cause: not (cause.reach or 0.0) > (cause.limit or math.inf)))
+    if facts.folded and low == "fp16":
+        names, reasons = zip(*facts.folded, strict=True)
+        what = f"{count(len(names), BATCH)} with statistics that FP16 cannot hold ({reasons[0]})"
+        rows.append(Cause("weights", what, "folded into weights in FP32", names))
+    return rows
 
 
 def _held(low: Precision, reach: float, headroom: float = HEADROOM) -> str:
