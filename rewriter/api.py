@@ -22,6 +22,7 @@ from rewriter.jobs.verify import verify as verify_job
 from rewriter.pipeline.driver import run
 from rewriter.pipeline.options import FixOptions, VerifyOptions, combined, documented
 from rewriter.pipeline.schema import converted, type_hints, unknown
+from rewriter.report import deploy
 from rewriter.report.results import FixResult, VerifyResult
 
 __all__ = ["compare_inputs", "emulate", "fix", "locate", "probe", "run_passes", "scan", "verify"]
@@ -80,6 +81,8 @@ def fix(
     """
     request = combined(FixOptions, options, keywords)
     outcome = fix_job(model, output, request, progress or silent, lambda end: FixResult.of(end).ending)
+    if request.deploy is not None and deploy.command(outcome):
+        outcome.script = deploy.write(outcome, request.deploy)
     return FixResult.of(outcome)
 
 

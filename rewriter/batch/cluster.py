@@ -23,7 +23,7 @@ from rewriter.batch.state import Ends, Outcome, memory_needed, model_files, opti
 from rewriter.ir.model import data_files, write_text
 from rewriter.ir.model.output_files import work_folder
 from rewriter.ir.model.writing import publish
-from rewriter.jobs.fix.deploy import files_beside
+from rewriter.report.deploy import files_beside
 
 RETRIES = 5  # times that Ray runs a task again after the death of its worker
 

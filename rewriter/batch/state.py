@@ -14,8 +14,8 @@ from rewriter.batch.models import Entry
 from rewriter.ir.model import data_files, write_json
 from rewriter.ir.model.external_data import remove_old_data
 from rewriter.ir.reading import read_json
-from rewriter.jobs.fix.deploy import files_beside
 from rewriter.jobs.fix.selection import LatencyShare
+from rewriter.report.deploy import files_beside
 from rewriter.report.json import installed_versions
 
 Ending = Literal[

@@ -12,12 +12,11 @@ from rewriter.base.text import command_line, count, figure
 from rewriter.hazards.analysis import KINDS
 from rewriter.hazards.planning.free_fp32 import FREE
 from rewriter.ir.plan import SEARCHED, Decision, Plan
-from rewriter.jobs.fix import deploy
 from rewriter.jobs.fix.provenance import noted_tolerance
 from rewriter.passes.base import Stage
 from rewriter.pipeline.driver import PassResult
 from rewriter.pipeline.text import own_passes
-from rewriter.report import checks
+from rewriter.report import checks, deploy
 from rewriter.report.json import attributes, data_dict, document
 from rewriter.report.results import FixResult
 from rewriter.report.tables import NAME, Cell, Kind, State, Table, grouped, number, table

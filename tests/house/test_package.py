@@ -42,7 +42,8 @@ def test_the_wheel_holds_everything_and_nothing_at_the_top(dist: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {n for n in names if n.endswith(".py")} == expected()
     assert "rewriter/py.typed" in names
-    assert {"rewriter/report/html/templates/page.html", "rewriter/report/html/templates/page.js"} <= names
+    templates = ("html/templates/page.html", "html/templates/page.js", "scripts/shell.template")
+    assert {f"rewriter/report/{name}" for name in templates} <= names
     stem = f"rewriter-{rewriter.__version__}"
     assert {n.split("/")[0] for n in names} == {"rewriter", f"{stem}.dist-info"}
 

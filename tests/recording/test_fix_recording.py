@@ -15,9 +15,9 @@ from rewriter.cli import app
 from rewriter.hooks.fixing import FixWarning
 from rewriter.hooks.optimum import fix_export
 from rewriter.ir.model import Model
-from rewriter.jobs.fix import deploy
 from rewriter.jobs.record import record_script
 from rewriter.pipeline import config
+from rewriter.report import deploy
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from rewriter.ir.model.output_files import work_folder
 from rewriter.ir.model.tensors import FLOATS
 from rewriter.ir.plan import io_type
 from rewriter.jobs import plugins
-from rewriter.jobs.fix import candidates, deploy
+from rewriter.jobs.fix import candidates
 from rewriter.jobs.fix.attempt import Attempt
 from rewriter.jobs.fix.before import check_before, side_by_side
 from rewriter.jobs.fix.job import FixJob, require_space
@@ -114,7 +114,7 @@ def run(job: FixJob) -> FixOutcome:
         if verifier.interrupted:
             left = f"{result.output} is written, but not verified to the end" if result.output else ""
             raise KeyboardInterrupt(left)
-        _write_others(job, result)
+        _write_plan(job, result)
         return result
 
 
@@ -141,8 +141,7 @@ def _plain(workload: Workload) -> Check | None:
         return verifier.excused(check) if check is not None and raised else check
 
 
-def _write_others(job: FixJob, result: FixOutcome) -> None:
-    """Writes the other files that the request has: the plan, and the script."""
+def _write_plan(job: FixJob, result: FixOutcome) -> None:
     request, plan = job.request, result.plan
     if request.save_plan is not None and plan is None:
         result.warnings.append(
@@ -150,8 +149,6 @@ def _write_others(job: FixJob, result: FixOutcome) -> None:
         )
     elif request.save_plan is not None and plan is not None:
         plan.save(request.save_plan)
-    if request.deploy is not None and deploy.command(result):
-        result.script = deploy.write(result, request.deploy)
 
 
 def _room(workload: Workload) -> Room:

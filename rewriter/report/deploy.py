@@ -205,7 +205,7 @@ def _onnxruntime(build: Build) -> tuple[str, str]:
 
 
 def _filled(template: str, **values: str) -> str:
-    text = files("rewriter.jobs.fix").joinpath("scripts", f"{template}.template").read_text(encoding="utf-8")
+    text = files("rewriter.report").joinpath("scripts", f"{template}.template").read_text(encoding="utf-8")
     return Template(text).substitute(values)
 
 
