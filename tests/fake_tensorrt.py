@@ -5,16 +5,30 @@ Methods return a value of the recorded type: an object, a member of an enumerati
 overrides that so that a network of one layer is parsed, built, loaded and run.
 """
 
+import json
 from collections.abc import Callable, Mapping
+from ctypes import c_char_p, c_void_p, py_object, pythonapi
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 from trt_surface import MODULE, Release, overloads
 
 Behaviour = Callable[..., Any]
 
 PLAIN: dict[str, Any] = {"int": 1, "bool": True, "str": "", "float": 1.0, "SupportsInt": 1}
 """Values of return types that are not the library's."""
+
+LAYERS = (
+    {"Name": "move", "Metadata": "", "Outputs": [{"Name": "moved"}]},
+    {
+        "Name": "relu+add",
+        "Metadata": "[ONNX Layer: relu]\x1f[ONNX Layer: add]",
+        "Outputs": [{"Name": "inner"}],
+    },
+    "a layer without details",
+)
+"""What the inspector of every engine lists."""
 
 SCRIPT: Mapping[str, Behaviour] = {
     "INetworkDefinition.num_layers": lambda self: 1,
@@ -42,13 +56,27 @@ SCRIPT: Mapping[str, Behaviour] = {
     "IExecutionContext.set_output_allocator": lambda self, name, value: (
         self.kept.update(allocator=value) or True
     ),
+    "EngineInspector.get_engine_information": lambda self, form: json.dumps({"Layers": LAYERS}),
+    "IExecutionContext.set_debug_listener": lambda self, listener: (
+        self.kept.update(listener=listener) or True
+    ),
     "IExecutionContext.execute_async_v3": lambda self, handle: _executed(self),
 }
 """What the code under test needs to get on, by class and member."""
 
 
+HALVES = np.array([[1.0, 2.0], [3.0, 4.0]], np.float16)
+"""The values of every tensor that a listener gets, in the host's memory."""
+
+
 def _executed(context: Any) -> bool:
     """Calls back as a run does."""
+    capsule = pythonapi.PyCapsule_New
+    capsule.restype, capsule.argtypes = py_object, [c_void_p, c_char_p, c_void_p]
+    for name in ("inner", "moved") if "listener" in context.kept else ():
+        trt, address = context.fake.module, capsule(HALVES.ctypes.data, None, None)
+        listener, where = context.kept["listener"], trt.TensorLocation.HOST
+        assert listener.process_debug_tensor(address, where, trt.DataType.HALF, (2, 2), name, 0)
     allocator = context.kept["allocator"]
     allocator.reallocate_output_async("sized", 0, 12, 256, 0)
     allocator.notify_shape("sized", (3,))

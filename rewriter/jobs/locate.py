@@ -3,13 +3,15 @@
 import os
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rewriter.base.errors import UsageError
 from rewriter.base.stopwatch import Progress, silent
 from rewriter.ir.model import load
+from rewriter.ir.model.output_files import work_folder
 from rewriter.jobs.fix.provenance import VERSION, noted, sums_of
-from rewriter.jobs.verify import verify
+from rewriter.jobs.verify import ENGINE, KERNELS, verify_in
 from rewriter.pipeline.driver import run
 from rewriter.pipeline.options import LocateOptions, VerifyOptions, combined, documented
 from rewriter.runtime.engines.protocol import MeasureSettings
@@ -41,11 +43,16 @@ def locate(
         RewriterError: bad model, data or option; an engine that was named and cannot run here.
     """
     request = combined(LocateOptions, options, keywords)
+    with work_folder() as folder:
+        return _located(original, other, request, folder, progress or silent)
+
+
+def _located(original: Any, other: Any, request: LocateOptions, folder: Path, progress: Progress) -> Location:
     deployed, models = request.deployment(), (load(original), load(other))
     samples, verdict, tolerance = request.samples(models[0], deployed), None, request.tolerance
     with suppress(UsageError):  # of other inputs or outputs, which `verify` cannot judge
         judged = VerifyOptions(build=False, timing=False, **vars(request))
-        verdict = verify(original, other, judged, progress or silent)
+        verdict = verify_in(folder, original, other, judged, progress, unfused=True)
     chosen, indices = deployed.choose().engine, judging(samples)
     limit, notes = TOLERANCE if tolerance is None else tolerance, list[str]()
     parts = dict[str, Part]()
@@ -73,14 +80,17 @@ def locate(
         sums = sums_of(models[1])  # as `verify`
         result = search.locate_by_emulation(exact, models[1], used, rules, sums)
     else:
-        settings = MeasureSettings(chosen, plugins=deployed.plugins, timeout_s=request.timeout)
+        settings = MeasureSettings(
+            chosen, plugins=deployed.plugins, kernels=folder / KERNELS, timeout_s=request.timeout
+        )
         result = search.locate(
             *models,
             used,
             settings,
             rules,
             deployed.filled(samples.source.all_spans).profile,
-            progress or silent,
+            progress,
+            folder / ENGINE if (folder / ENGINE).exists() else None,
         )
     notes += [*([] if samples.source.real else [samples.source.text]), *data_warnings(models[0], samples)]
     before, after = (model.path for model in models)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rewriter.base.errors import ArithmeticRunError, EngineError, UsageError
@@ -59,6 +60,28 @@ from rewriter.verification.verify_result import VerifyOutcome
 
 def verify(original: Any, fixed: Any, request: VerifyOptions, progress: Progress = silent) -> VerifyOutcome:
     """Compares a fixed model with its original; see `rewriter.verify`."""
+    with work_folder() as folder:
+        return verify_in(folder, original, fixed, request, progress)
+
+
+ENGINE, KERNELS = Path("fixed", "000-0.engine"), "kernels"
+"""In the folder of `verify_in`: the engine of the fixed model, and kernels (`MeasureSettings`)."""
+
+
+def verify_in(
+    folder: Path,
+    original: Any,
+    fixed: Any,
+    request: VerifyOptions,
+    progress: Progress,
+    *,
+    unfused: bool = False,
+) -> VerifyOutcome:
+    """`verify` with its files in a folder.
+
+    With `unfused`, the engine of the fixed model can give its inner tensors (`Variant.unfused`), and the
+    original is built only where ONNX Runtime gives no reference.
+    """
     tolerance = request.tolerance
     asked = _asked(tolerance, tolerance.metric if isinstance(tolerance, Tolerance) else request.metric)
     watch = Stopwatch(progress)
@@ -66,7 +89,7 @@ def verify(original: Any, fixed: Any, request: VerifyOptions, progress: Progress
     chosen = deployed.choose()
     later = ("comparing outputs", "building an engine") if chosen.engine is None else ("running the engine",)
     watch.steps = ("reading", "running the original", *later)
-    with work_folder() as folder, ExitStack() as stack:
+    with ExitStack() as stack:
         with watch("reading"):
             models = load(original), load(fixed)
             require_same_ports(*models, "give the original first, then the model that was made from it")
@@ -125,10 +148,11 @@ def verify(original: Any, fixed: Any, request: VerifyOptions, progress: Progress
                 builds=request.builds,
                 timing=Timing() if request.timing else None,
                 plugins=deployed.plugins,
+                kernels=folder / KERNELS,
                 timeout_s=request.timeout,
             )
             with watch("running the engine"):
-                result = _on_engine(result, judge, *models, precision, settings, missing)
+                result = _on_engine(result, judge, *models, precision, settings, missing, unfused=unfused)
         warnings = [*_warnings(chosen, samples), *data_warnings(models[0], samples), *made_nan, *remarks]
         if few := noted(models[1], SAMPLES):
             warnings.append(
@@ -212,27 +236,32 @@ def _on_engine(
     precision: str,
     settings: MeasureSettings,
     missing: str,  # why ONNX Runtime gave no reference, so that the original's engine is it; or ""
+    *,
+    unfused: bool,
 ) -> VerifyOutcome:
-    """Builds and runs the fixed model, and once the original in FP32 without TF32.
+    """Builds and runs the fixed model, and once the original in FP32 without TF32 (see `verify_in`).
 
     Raises:
         EngineError: the library is not installed, or there is no reference.
     """
-    start, wide = time.perf_counter(), reference(original)
-    path = judge.file(wide, "original", original)
-    variant = judge.variant(wide, path, judge.folder / "samples" / "original", tf32=False)
-    (exact,) = measure([variant], replace(settings, builds=1), judge.folder / "original")
-    referred = _engine_as_reference if missing else _reference_check
-    checks = [referred(judge, original, exact, missing)]
+    start, checks, own = time.perf_counter(), list[Check](), list[EngineOutcome]()
+    if missing or not unfused:
+        wide = reference(original)
+        path = judge.file(wide, "original", original)
+        variant = judge.variant(wide, path, judge.folder / "samples" / "original", tf32=False)
+        own = measure([variant], replace(settings, builds=1), judge.folder / "original")
+        referred = _engine_as_reference if missing else _reference_check
+        checks = [referred(judge, original, own[0], missing)]
     variant = judge.variant(fixed, judge.file(fixed, "fixed", fixed), judge.folder / "samples" / "fixed")
-    outcomes = measure([variant], settings, judge.folder / "fixed")
+    variant = replace(variant, unfused="built" if unfused else "")
+    outcomes = measure([variant], settings, (judge.folder / ENGINE).parent)
     if outcomes[0].report is not None:
         checks.append(
             judged_report(outcomes[0].report, judge.expectation(fixed, _norms(judge, fixed, precision)))
         )
     check, judged = judge.run_check(outcomes, fixed, precision, start)
     check = judge.at_last(check, fixed, precision)
-    built = judge.folder / "fixed" / "000-0.engine"
+    built = judge.folder / ENGINE
     spans, engine = judge.deployment.profile, built if built.exists() else None
     at_profile = judge.at_profile(fixed, precision, check, spans, engine)
     checks = [*checks, check, *([at_profile] if at_profile is not None else [])]
@@ -244,9 +273,9 @@ def _on_engine(
         outputs=check.statistics,
         builds=judged.builds,
         latency=ran.latency,
-        reference_latency=exact.latency,
+        reference_latency=own[0].latency if own else None,
         verdict=Verdict(tuple(checks)),
-        warnings=tuple(dict.fromkeys(note for outcome in (*outcomes, exact) for note in outcome.notes)),
+        warnings=tuple(dict.fromkeys(note for outcome in (*outcomes, *own) for note in outcome.notes)),
     )
 
 

@@ -12,6 +12,7 @@ from rewriter.report.tables import Cell, Kind, State, Table, table
 from rewriter.report.terminal import Row, first_rows, print_report
 from rewriter.verification.locate.location import Location, Step
 
+FUSED = 8  # nodes of a kernel that the summary names
 NAMED = 3  # tensors of each kind that the summary names
 
 
@@ -33,7 +34,12 @@ def rows(result: Location) -> Iterator[Row]:
         yield "Before", f"last correct: {names or 'the inputs of the model'}"
         hidden = [f"{step.tensor} of {step.node} ({step.op}): {step.note}" for step in result.hiding]
         yield from first_rows("Hidden", hidden, NAMED)
-    how = f"{count(result.tensors, 'tensor')} that both models have"
+        if len(result.kernel) > 1:
+            more = ", ..." if len(result.kernel) > FUSED else ""
+            yield "Kernel", f"one kernel computes {', '.join(result.kernel[:FUSED])}{more}"
+    how = f"compared {result.compared} of {count(result.tensors, 'tensor')} that both models have"
+    if result.given:
+        how += f", {count(result.given, 'tensor')} between kernels"
     if result.builds:
         how += f", {count(result.builds, 'build')} with marks"
     if result.discarded:
@@ -81,8 +87,8 @@ def _where(result: Location, first: Step) -> str:
         return f"The first wrong tensor is {where}: shared tensors before it are correct."
     if result.hiding:
         return (
-            f"The first wrong tensor is {where}, or one shortly before it: marking those changes the "
-            "results, so the fusion of these nodes is probably wrong."
+            f"The first wrong tensor is {where}, or one shortly before it that cannot be measured: the "
+            "kernel of these nodes is probably wrong."
         )
     return f"The first wrong tensor is {where}, or one before it that was not measured."
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_tensorrt import Fake
+from fake_tensorrt import HALVES, Fake
 from trt_surface import releases
 
 from rewriter.runtime.engines import nvidia_driver, tensorrt_program
 from rewriter.runtime.engines.build import NO_TF32, BuildOptions, build_here
-from rewriter.runtime.engines.protocol import Variant
+from rewriter.runtime.engines.protocol import Kernel, Variant
 
 GPU = nvidia_driver.Gpu("NVIDIA H100", (9, 0), (13, 0))
 X = np.ones((2, 2), np.float32)
@@ -81,6 +81,7 @@ def test_a_network_is_built(fake: Fake, gpu: bool, tmp_path: Path, monkeypatch: 
         timing_cache=True,
         tf32=False,
         outputs=["y"],
+        unfused=True,
     )
     report = build_here(tmp_path / "model.onnx", options)
     assert (report.library, report.version) == (fake.release.library, fake.release.version)
@@ -101,6 +102,27 @@ def test_an_engine_is_loaded_and_run(fake: Fake, tmp_path: Path) -> None:
     assert program._host["y"].shape == (2, 2), "where the engine says that it is"
     eager = fake.release.find("", "DynamicShapesKernelSpecializationStrategy") is not None
     assert ("ICudaEngine.create_runtime_config" in fake.used) == eager
+    assert "IExecutionContext.set_debug_listener" not in fake.used
     program.prepare({"x": X})
     assert (program.time_us(), program.cuda_graph) == (20.0, True), "5 runs in a row last 0.5 ms"
     program.close()
+
+
+def test_a_run_gives_the_tensors_between_kernels(fake: Fake, tmp_path: Path) -> None:
+    engine = tmp_path / "model.engine"
+    engine.write_bytes(b"engine")
+    variant = Variant("fixed", tmp_path / "model.onnx", (), engine=engine, unfused="run")
+    program = tensorrt_program.TensorRTProgram(fake.release.library, variant, ())
+    seen: dict[str, Any] = {}
+    assert {*program.run({"x": X}, seen.__setitem__)} == {"y", "sized"}
+    if fake.release.find("IExecutionContext", "unfused_tensors_debug_state") is None:
+        assert (program.kernels, seen) == ((), {})
+        return
+    assert program.kernels == (Kernel((), ("moved",)), Kernel(("relu", "add"), ("inner",)))
+    assert {name: array.tolist() for name, array in seen.items()} == {"inner": HALVES.tolist()}
+
+    def full(name: str, array: Any) -> None:
+        raise OSError("no space left")
+
+    assert {*program.run({"x": X}, full)} == {"y", "sized"}
+    assert program.notes == ["1 tensor could not be read: inner: no space left"]

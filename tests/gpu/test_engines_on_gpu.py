@@ -26,6 +26,7 @@ from rewriter.runtime.engines.tensor_files import read_tensors, write_samples
 from rewriter.runtime.engines.this_machine import ENGINES
 from rewriter.target import quirks
 from rewriter.target.quirks import Quirk
+from rewriter.verification.locate.kernels import recognised, written
 
 pytestmark = pytest.mark.gpu
 
@@ -176,6 +177,25 @@ def test_marked_tensors_are_returned(engine: Runner, tmp_path: Path) -> None:
     assert outcome.ran, f"{outcome.problem}\n{outcome.log}"
     assert outcome.values(0)["b"].shape == (8, 256)
     record("a marked tensor", outcome, relative(outcome, source, samples))
+
+
+@tensorrt_only
+def test_tensors_between_kernels_are_given_and_change_nothing(engine: Runner, tmp_path: Path) -> None:
+    source, samples = matmul(256, "float16"), write_samples(tmp_path / "s", feeds(256, np.float16))
+    (plain,) = measured(engine, source, samples, tmp_path)
+    kept = [plain.values(number)["y"].copy() for number in range(2)]
+    (outcome,) = measured(engine, source, samples, tmp_path, unfused="run")
+    assert outcome.ran, f"{outcome.problem}\n{outcome.log}"
+    record("tensors between kernels", outcome, relative(outcome, source, samples))
+    if not outcome.kernels:
+        pytest.skip("this release gives none")
+    for number, fed in enumerate(map(read_tensors, samples)):
+        np.testing.assert_array_equal(outcome.values(number)["y"], kept[number])
+        products = fed["x"].astype(np.float32) @ source.weights["w"].astype(np.float32)
+        exact = {"a": products, "b": np.maximum(products, 0)}
+        results = [r for r in written(source, outcome.kernels, exact) if r.name in outcome.inner(number)]
+        found, _ = recognised(results, outcome.inner(number), exact, {n: n for n in exact}, 5e-3)
+        assert found, "at least one of two products is in a kernel of its own"
 
 
 @tensorrt_only

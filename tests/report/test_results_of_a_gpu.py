@@ -92,13 +92,16 @@ HIDING = (_step("h", None, "the outputs change when it is marked"),)
         pytest.param(replace(LOCATED, right=()), "last correct: the inputs of the model", id="all is wrong"),
         pytest.param(
             replace(LOCATED, exact=False, hiding=HIDING),
-            "or one shortly before it: marking",
+            "or one shortly before it that cannot be measured",
             id="in a fusion",
         ),
         pytest.param(
             replace(LOCATED, exact=False, hiding=HIDING),
             "Hidden h of node_h (Op): the outputs change when it is marked",
             id="what the fusion hides",
+        ),
+        pytest.param(
+            replace(LOCATED, kernel=("conv", "relu")), "Kernel one kernel computes conv, relu", id="a fusion"
         ),
         pytest.param(replace(LOCATED, exact=False), "or one before it that was not measured", id="no time"),
         pytest.param(
@@ -112,9 +115,9 @@ HIDING = (_step("h", None, "the outputs change when it is marked"),)
             id="nothing is wrong",
         ),
         pytest.param(
-            replace(LOCATED, tensors=1, builds=3, discarded=1),
-            "1 tensor that both models have, 3 builds with marks, 1 of them discarded because marks changed "
-            "the outputs (relative L2",
+            replace(LOCATED, tensors=9, compared=5, given=7, builds=3, discarded=1),
+            "compared 5 of 9 tensors that both models have, 7 tensors between kernels, 3 builds with "
+            "marks, 1 of them discarded because marks changed the outputs (relative L2",
             id="how it was found",
         ),
     ],

@@ -1,7 +1,7 @@
 """The first wrong tensor of an engine: bisection by cuts, and planted faults on ONNX Runtime."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ from rewriter.ir.graph.casts import TypeRequest, retype
 from rewriter.ir.model import Array, Model, load, save
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.engines.onnxruntime import Session
-from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Variant
+from rewriter.runtime.engines.protocol import EngineOutcome, Kernel, MeasureSettings, Variant
 from rewriter.verification.locate import (
+    REARRANGED,
     Exact,
     LocateOptions,
     Location,
@@ -32,6 +33,7 @@ from rewriter.verification.locate import (
     locate_with,
 )
 from rewriter.verification.locate.bisection import Bisection
+from rewriter.verification.locate.kernels import Written, recognised, relative, written
 from rewriter.verification.locate.lineup import Lineup, SharedTensor, line_up
 
 # -- the search alone ---------------------------------------------------------------------------
@@ -162,18 +164,31 @@ SAMPLES = [{"x": np.random.default_rng(i).standard_normal((2, 8)).astype(np.floa
 @dataclass(frozen=True)
 class InMemory(EngineOutcome):
     arrays: tuple[dict[str, Array], ...] = ()
+    between: tuple[dict[str, Array], ...] = ()
 
     def values(self, sample: int) -> dict[str, Array]:
         return self.arrays[sample]
+
+    def inner(self, sample: int) -> dict[str, Array]:
+        return self.between[sample]
+
+
+Writes = tuple[Sequence[str], Mapping[str, tuple[str, Callable[[Array], Array]]]]
+"""The nodes of a kernel, and what it writes: the tensor of the model, and its layout."""
 
 
 class OrtBuild:
     """Builds in this process; `optimize` switches ONNX Runtime's fusions on."""
 
     def __init__(
-        self, model: Model, samples: Sequence[Mapping[str, Array]], *, optimize: bool = False
+        self,
+        model: Model,
+        samples: Sequence[Mapping[str, Array]],
+        *,
+        optimize: bool = False,
+        kernels: Sequence[Writes] = (),
     ) -> None:
-        self.model, self.samples, self.optimize = model, samples, optimize
+        self.model, self.samples, self.optimize, self.kernels = model, samples, optimize, kernels
         self.marked: list[tuple[str, ...]] = []
 
     def __call__(self, marks: Sequence[str]) -> EngineOutcome:
@@ -182,9 +197,21 @@ class OrtBuild:
         model.proto.graph.output.extend(onnx.ValueInfoProto(name=n) for n in marks)
         with Session(model, optimize=self.optimize) as session:
             arrays = tuple(session.run(sample) for sample in self.samples)
+        between = () if marks else tuple(map(self.written, self.samples))
+        kernels = tuple(Kernel(tuple(nodes), tuple(writes)) for nodes, writes in self.kernels)
+        paths = (Path(),) * len(arrays)
         return InMemory(
-            "other", 0, "ok", library="ONNX Runtime", outputs=(Path(),) * len(arrays), arrays=arrays
+            "other", 0, "ok", "", "", "", "", "ONNX Runtime", None, paths, kernels, None, (), arrays, between
         )
+
+    def written(self, sample: Mapping[str, Array]) -> dict[str, Array]:
+        writes = {name: what for _, kernel in self.kernels for name, what in kernel.items()}
+        model = self.model.copy()
+        inner = {name for name, _ in writes.values()} - {p.name for p in model.signature.outputs}
+        model.proto.graph.output.extend(onnx.ValueInfoProto(name=n) for n in inner)
+        with Session(model) as session:
+            values = session.run(sample)
+        return {name: layout(values[tensor]) for name, (tensor, layout) in writes.items()}
 
 
 def located(original: Model, other: Model, options: LocateOptions | None = None) -> Location:
@@ -342,6 +369,155 @@ def test_a_fusion_fault_that_marks_hide_is_narrowed_down() -> None:
     assert [(step.tensor, step.op) for step in found.hiding] == [("c", "Conv")]
     assert "outputs change" in found.hiding[0].note
     assert found.discarded >= 1
+
+
+# -- tensors between kernels --------------------------------------------------------------------
+
+
+def as_it_is(value: Array) -> Array:
+    return value
+
+
+def turned(value: Array) -> Array:
+    return np.ascontiguousarray(value.T)
+
+
+def halves(value: Array) -> Array:
+    return value.astype(np.float16)
+
+
+def shuffled(value: Array) -> Array:
+    return np.random.default_rng(1).permutation(value.reshape(-1))
+
+
+def layers(*layouts: Callable[[Array], Array]) -> list[Writes]:
+    """A kernel for each layer of `network`, whose results have these layouts in turn."""
+    return [
+        (
+            [f"node_of_{name}{i}" for name in "mar"],
+            {f"__mye{i}": (f"r{i}", layouts[i % len(layouts)])},
+        )
+        for i in range(LAYERS)
+    ]
+
+
+@pytest.mark.parametrize("layouts", [(as_it_is,), (turned, halves)], ids=["as in the model", "others"])
+@pytest.mark.parametrize("layer", range(LAYERS))
+def test_one_run_finds_the_kernel_and_one_build_the_node(
+    layer: int, layouts: Sequence[Callable[[Array], Array]]
+) -> None:
+    other = network(layer)
+    build = OrtBuild(other, SAMPLES, kernels=layers(*layouts))
+    found = locate_with(network(), other, SAMPLES, build, LocateOptions())
+    assert build.marked == [(), (f"m{layer}", f"a{layer}")], "the tensors inside the wrong kernel"
+    assert found.first is not None
+    assert (found.first.tensor, found.exact, found.discarded) == (f"m{layer}", True, 0)
+    assert [step.tensor for step in found.right] == ([f"r{layer - 1}"] if layer else [])
+    chain = [f"m{layer}", f"a{layer}", *(f"r{i}" for i in range(layer, LAYERS)), "y"]
+    assert [step.tensor for step in found.chain] == chain
+    assert found.compared == LAYERS + 3
+    assert found.kernel == tuple(f"node_of_{name}{layer}" for name in "mar")
+    assert found.given == LAYERS
+
+
+def test_a_fusion_that_marks_undo_is_named_after_one_run() -> None:
+    source = graphs.graph(FOLDED)
+    feeds = [{"x": np.ones((1, 2, 6, 6), np.float32)}]
+    kernels: list[Writes] = [(["node_of_s"], {"1": ("s", as_it_is)})]
+    build = OrtBuild(source, feeds, optimize=True, kernels=kernels)
+    found = locate_with(source, source, feeds, build, LocateOptions())
+    assert found.first is not None
+    assert (found.first.tensor, [step.tensor for step in found.right]) == ("b", ["s"])
+    assert [step.tensor for step in found.hiding] == ["c"]
+    assert not any("s" in marks for marks in build.marked)
+
+
+def test_values_in_an_unknown_order_are_left_out() -> None:
+    other = network(6)
+    build = OrtBuild(other, SAMPLES, kernels=layers(as_it_is, shuffled))
+    found = locate_with(network(), other, SAMPLES, build, LocateOptions())
+    assert found.first is not None and found.first.tensor == "m6"
+    assert build.marked[1] == ("m5", "a5", "r5", "m6", "a6"), "r5 is in an unknown order, r4 is right"
+
+
+def test_a_kernel_that_garbles_an_order_is_named() -> None:
+    """As one that made an image of tokens in a wrong order: only what follows it has other elements."""
+    text = "g (float[4,8] x) => (float[4,8] y) { a = Tanh(x) b = Identity(a) c = Mul(b, x) y = Neg(c) }"
+    original, feeds = (
+        graphs.graph(text),
+        [{"x": np.random.default_rng(0).standard_normal((4, 8)).astype("f4")}],
+    )
+    order = ", ".join(map(str, np.random.default_rng(1).permutation(32)))
+    constants = f"int64[32] order = {{{order}}}, int64[1] flat = {{-1}}, int64[2] size = {{4, 8}}"
+    gathered = "a = Tanh(x) f = Reshape(a, flat) g = Gather(f, order) b = Reshape(g, size)"
+    garbled = graphs.graph(
+        f"g (float[4,8] x) => (float[4,8] y) <{constants}> {{ {gathered} c = Mul(b, x) y = Neg(c) }}"
+    )
+    kernels: list[Writes] = [
+        (["node_of_a"], {"1": ("a", as_it_is)}),
+        (["node_of_b"], {"2": ("b", as_it_is)}),
+        (["node_of_c"], {"3": ("c", as_it_is)}),
+    ]
+    build = OrtBuild(garbled, feeds, kernels=kernels)
+    found = locate_with(original, garbled, feeds, build, LocateOptions(max_builds=0))
+    assert found.first is not None
+    assert (found.first.tensor, found.exact) == ("c", False)
+    assert [(step.tensor, step.note) for step in found.hiding] == [("b", REARRANGED)]
+    assert [step.tensor for step in found.right] == ["a"]
+
+
+TWO_STEPS = """
+    g (float[2,8] x) => (float[2,8] y) {
+        a = Tanh(x)  b = Softmax(a)  c = Mul(b, b)  d = Add(c, a)  y = Neg(d)
+    }"""
+
+
+@pytest.mark.parametrize(
+    ("kernels", "expected"),
+    [
+        pytest.param(
+            [Kernel(("node_of_a", "node_of_b"), ("1",)), Kernel(("node_of_b", "node_of_c"), ("2",))],
+            [Written("1", ("a",), ("b",)), Written("2", ("c",), ("b", "a"))],
+            id="a node in two kernels: a part of it says nothing",
+        ),
+        pytest.param(
+            [Kernel(("node_of_c", "node_of_d", "node_of_y"), ("1", "2"))],
+            [Written("1", ("y",), ("c", "d", "b", "a")), Written("2", ("y",), ("c", "d", "b", "a"))],
+            id="what only the kernel itself reads is no end",
+        ),
+        pytest.param([Kernel(("elsewhere",), ("1",))], [Written("1", (), ())], id="a node of another graph"),
+    ],
+)
+def test_what_a_kernel_may_write(kernels: Sequence[Kernel], expected: Sequence[Written]) -> None:
+    model = graphs.graph(TWO_STEPS)
+    assert [*written(model, kernels, {"a", "b", "c", "d", "y"})] == expected
+
+
+def recognise(value: Array, **references: Array) -> dict[str, float]:
+    names = [*references]
+    result = Written("k", tuple(names[:1]), tuple(names[1:]))
+    found, moved = recognised([result], {"k": value}, references, {n: n for n in names}, 1e-3)
+    return {name: relative(both) for name, both in found.items()} | dict.fromkeys(moved, -1.0)
+
+
+def test_a_value_is_right_wrong_or_unknown() -> None:
+    rng = np.random.default_rng(0)
+    end, inside = (rng.standard_normal((2, 4, 1, 6)).astype(np.float32) for _ in range(2))
+    near = end.transpose(2, 3, 0, 1).astype(np.float16)
+    assert recognise(near, end=end, inside=inside) == {"end": pytest.approx(3e-4, rel=0.5)}
+    assert recognise(inside.reshape(8, 6), end=end, inside=inside) == {"inside": 0.0}
+    assert recognise(shuffled(end), end=end, inside=inside) == {"end": -1.0}, "the same elements"
+    assert recognise(end[:1], end=end) == {}, "another size"
+    assert recognise(1.5 * end, end=end, inside=inside) == {"end": pytest.approx(0.5)}
+    assert recognise(np.full(end.shape, np.nan, np.float32), end=end) == {"end": math.inf}
+    assert recognise(np.zeros(8, np.float32), end=np.zeros(8, np.float32)) == {"end": 0.0}
+
+
+def test_a_wrong_value_that_only_right_ones_follow_is_another_tensor() -> None:
+    errors = {"a": 0.0, "b": 1.0, "c": 0.0, "d": 1.0, "f": 1.0}
+    assert DIAMOND.leading_on(errors, {"f"}, 1e-3) == {"a": 0.0, "b": 1.0, "c": 0.0, "d": 1.0, "f": 1.0}
+    errors = {"b": 1.0, "d": 0.0, "f": 1.0, "e": 0.0}
+    assert DIAMOND.leading_on(errors, {"f"}, 1e-3) == {"d": 0.0, "f": 1.0, "e": 0.0}
 
 
 def test_models_without_a_common_tensor_are_refused() -> None:

@@ -40,6 +40,8 @@ class BuildOptions:
     library: str | None = None
     engine: Path | None = None
     outputs: Sequence[str] = ()
+    # whether runs can give the tensors between kernels, which changes none (docs/engines.md#what-releases-do)
+    unfused: bool = False
     # whether FP32 may be computed in TF32; `build` sets `NO_TF32` in the child's environment, too
     tf32: bool = True
     plugins: Sequence[Path] = ()
@@ -204,6 +206,9 @@ def _serialize(trt: Any, builder: Any, network: Any, options: BuildOptions) -> i
         offered = [int(name[2:]) for name in dir(trt.ComputeCapability) if re.fullmatch(r"SM\d+", name)]
         capability = f"SM{portable_capability(types, options.gpus, offered)}"
         config.set_compute_capability(getattr(trt.ComputeCapability, capability), 0)
+    if options.unfused and hasattr(network, "mark_unfused_tensors_as_debug_tensors"):  # from 10.12 on
+        network.mark_unfused_tensors_as_debug_tensors()
+        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # kernels name their nodes
     if not options.tf32:
         config.clear_flag(trt.BuilderFlag.TF32)
     _add_profile(builder, network, config, options)

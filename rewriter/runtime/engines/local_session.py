@@ -24,7 +24,7 @@ from rewriter.runtime.engines.onnxruntime_library import (
     trains,
     value_of,
 )
-from rewriter.runtime.engines.protocol import Variant
+from rewriter.runtime.engines.protocol import Keep, Kernel, Variant
 
 MAX_THREADS = 8
 """Reductions and small convolutions gain little from more, and builds often share the machine. At deployed
@@ -218,6 +218,7 @@ class OnnxRuntimeProgram:
     """A session on the ONNX file, without optimisations: it computes what the file says."""
 
     cuda_graph = False
+    kernels: tuple[Kernel, ...] = ()
 
     def __init__(self, variant: Variant, *, gpu: bool) -> None:
         self.notes: list[str] = []
@@ -232,7 +233,7 @@ class OnnxRuntimeProgram:
         self.library = f"onnxruntime {import_onnxruntime().__version__}"
         self._timed: Callable[[], object] | None = None
 
-    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, feeds: Mapping[str, Array], keep: Keep | None = None) -> dict[str, Array]:
         return self._session.run(feeds)
 
     def prepare(self, feeds: Mapping[str, Array]) -> None:

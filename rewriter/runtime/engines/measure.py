@@ -19,8 +19,14 @@ from rewriter.ir.model import Array
 from rewriter.runtime.engines.build import NO_TF32, BuildOptions, build
 from rewriter.runtime.engines.caches import gpu_turn
 from rewriter.runtime.engines.nvidia_driver import CudaFault
-from rewriter.runtime.engines.protocol import EngineOutcome, Latency, MeasureSettings, Status, Variant
-from rewriter.runtime.engines.tensor_files import read_tensors, spans_of, values_of, write_tensors
+from rewriter.runtime.engines.protocol import INNER, EngineOutcome, Latency, MeasureSettings, Status, Variant
+from rewriter.runtime.engines.tensor_files import (
+    TensorWriter,
+    read_tensors,
+    spans_of,
+    values_of,
+    write_tensors,
+)
 from rewriter.runtime.engines.this_machine import ENGINES
 
 
@@ -84,6 +90,7 @@ def build_variant(
         library=settings.engine.replace("-", "_"),
         engine=target,
         outputs=variant.outputs,
+        unfused=bool(variant.unfused),
         tf32=variant.tf32,
         plugins=settings.plugins,
         timing_cache=settings.builds == 1,
@@ -169,15 +176,20 @@ def _each(runs: Sequence[Run], work: Callable[[Run], None]) -> None:
 
 def _load(run: Run, settings: MeasureSettings) -> None:
     run.program = ENGINES[settings.engine].load(run.variant, settings)
-    run.add(device=run.program.device, library=run.program.library)
+    run.add(device=run.program.device, library=run.program.library, kernels=run.program.kernels)
 
 
 def _run_samples(run: Run) -> None:
     outputs = list[Path]()
     for number, sample in enumerate(run.variant.samples):
         sys.stderr.write(f"[INFO] {run.variant.name}: sample {number}\n")
-        values = run.program.run(read_tensors(sample))
-        outputs.append(write_tensors(run.results / f"{number:04d}", values))
+        folder, inner = run.results / f"{number:04d}", None
+        if run.variant.unfused == "run":
+            inner = TensorWriter(folder / INNER)
+        values = run.program.run(read_tensors(sample), inner.add if inner else None)
+        if inner:
+            inner.close()
+        outputs.append(write_tensors(folder, values))
     run.add(outputs=tuple(outputs))
 
 

@@ -10,7 +10,8 @@ them interleaved. Arrays stay in files, which are memory-mapped for reading.
 A `Program` lives only in the child: it may import what it likes, crash, hang, or raise `EngineError`; all of
 that becomes an `EngineOutcome`. Its obligations:
 
-- `run` returns every output of the ONNX model under its ONNX name, in its ONNX type.
+- `run` returns every output of the ONNX model under its ONNX name, in its ONNX type. It gives `keep` the
+  `unfused` tensors as they come, so that memory holds one of them.
 - `prepare` puts one sample where the device reads it. `time_us` runs on it, copies nothing, and returns the
   device's own time of the run.
 - FP32 stays FP32 if `Variant.tf32` is False; an engine that cannot guarantee that raises `EngineError`.
@@ -18,14 +19,17 @@ that becomes an `EngineOutcome`. Its obligations:
   every variant in a process of its own, so that one does not spoil the others.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
 from rewriter.ir.model import Array
 from rewriter.runtime.engines.build import BuildReport
-from rewriter.runtime.engines.tensor_files import Span, read_tensors
+from rewriter.runtime.engines.tensor_files import Span, StoredTensors, read_tensors
+
+INNER = "inner"
+"""The folder of tensors between kernels, in the one of a sample's outputs."""
 
 Status = Literal["ok", "refused", "error", "crashed", "timeout"]
 """`refused`: by parser or builder; `error`: built, but does not load or run; `crashed` and `timeout`: the
@@ -48,6 +52,9 @@ class Variant:
     # tensors of the main graph that become outputs, too. TensorRT cannot fuse across them: mark few, and
     # compare the model's own outputs with a build that marks none
     outputs: tuple[str, ...] = ()
+    # tensors between TensorRT's kernels, under its own names (`Kernel`): `built` so that a later run can give
+    # them, or given by this `run`
+    unfused: Literal["", "built", "run"] = ""
     engine: Path | None = None  # an existing engine file, which makes a build unnecessary
 
 
@@ -87,6 +94,14 @@ class Latency:
 
 
 @dataclass(frozen=True)
+class Kernel:
+    """A kernel of an engine: the ONNX nodes that it computes, or parts of them, and the tensors it writes."""
+
+    nodes: tuple[str, ...]
+    outputs: tuple[str, ...]  # in the engine's names
+
+
+@dataclass(frozen=True)
 class EngineOutcome:
     """The result of one build of one variant."""
 
@@ -101,6 +116,7 @@ class EngineOutcome:
     library: str = ""
     report: BuildReport | None = None  # of TensorRT's parser and builder, if it got that far
     outputs: tuple[Path, ...] = ()  # folder of each sample's outputs
+    kernels: tuple[Kernel, ...] = ()  # in the order of a run, from TensorRT 10.12 on, if `unfused` is `run`
     latency: Latency | None = None  # None if it did not run, or nothing was to be timed
     notes: tuple[str, ...] = ()  # remarks for the user: no CUDA graph, a tensor that is not in the network
 
@@ -112,6 +128,14 @@ class EngineOutcome:
         """Outputs of one sample by ONNX name, memory-mapped: they live as long as the folder."""
         return read_tensors(self.outputs[sample])
 
+    def inner(self, sample: int) -> Mapping[str, Array]:
+        """The tensors between kernels of one sample, by their names in `kernels`."""
+        return StoredTensors(self.outputs[sample] / INNER)
+
+
+Keep = Callable[[str, Array], object]
+"""Takes a tensor by its name."""
+
 
 class Program(Protocol):
     """A built model in the child, loaded on its device; its buffers are its own.
@@ -121,13 +145,14 @@ class Program(Protocol):
 
     device: str
     library: str
+    kernels: tuple[Kernel, ...]
     notes: list[str]
     """Filled while it works; see `EngineOutcome.notes`."""
 
     cuda_graph: bool
     """True if `time_us` replays a CUDA graph; known after `prepare`."""
 
-    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]: ...
+    def run(self, feeds: Mapping[str, Array], keep: Keep | None = None) -> dict[str, Array]: ...
 
     def prepare(self, feeds: Mapping[str, Array]) -> None: ...
 

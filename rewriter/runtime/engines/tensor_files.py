@@ -1,7 +1,7 @@
 """Arrays between processes: a folder with one npy file for each tensor, memory-mapped when read."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import ml_dtypes
@@ -19,21 +19,35 @@ SHAPE_LIKE = 16
 """Most elements of an integer input that can be a shape, an axis or a trip count: a build needs its value."""
 
 
-def write_tensors(folder: Path, tensors: Mapping[str, Array]) -> Path:
-    """Write tensors by name to a folder, which is made; returns it.
+class TensorWriter:
+    """Writes tensors to a folder, which is made, one at a time; `close` makes them readable.
 
     Names need not be file names: the files are numbered, and `tensors.json` says which is which. Types that
     npy does not know (bfloat16 ...) are stored as their bits.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    index: dict[str, tuple[str, str]] = {}
-    for number, (name, value) in enumerate(tensors.items()):
-        array = np.asarray(value)
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._index: dict[str, tuple[str, str]] = {}
+
+    def add(self, name: str, value: Array) -> None:
+        array, file = np.asarray(value), f"{len(self._index)}.npy"
         foreign = array.dtype.isbuiltin == 2  # 0 is NumPy's own, too: an instance that ONNX Runtime makes
-        np.save(folder / f"{number}.npy", array.view(f"u{array.itemsize}") if foreign else array)
-        index[name] = (f"{number}.npy", array.dtype.name)
-    (folder / INDEX).write_text(json.dumps(index))
-    return folder
+        np.save(self.folder / file, array.view(f"u{array.itemsize}") if foreign else array)
+        self._index[name] = (file, array.dtype.name)
+
+    def close(self) -> Path:
+        (self.folder / INDEX).write_text(json.dumps(self._index))
+        return self.folder
+
+
+def write_tensors(folder: Path, tensors: Mapping[str, Array]) -> Path:
+    """Write tensors by name to a folder, which is made; returns it."""
+    writer = TensorWriter(folder)
+    for name, value in tensors.items():
+        writer.add(name, value)
+    return writer.close()
 
 
 def read_tensors(folder: Path) -> dict[str, Array]:
@@ -44,6 +58,23 @@ def read_tensors(folder: Path) -> dict[str, Array]:
         raise EngineError("no tensors were written", where=str(folder), hint=hint)
     files = json.loads(index.read_text())
     return {name: _mapped(folder / file, dtype) for name, (file, dtype) in files.items()}
+
+
+class StoredTensors(Mapping[str, Array]):
+    """The tensors of a folder, each mapped when it is read: a process may have a thousand open files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._files = folder, json.loads((folder / INDEX).read_text())
+
+    def __getitem__(self, name: str) -> Array:
+        file, dtype = self._files[name]
+        return _mapped(self._folder / file, dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
 
 
 def _mapped(file: Path, dtype: str) -> Array:

@@ -1,8 +1,11 @@
 """TensorRT and TensorRT-RTX as a `Program`: loads, runs and times; used in child processes only."""
 
+import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from ctypes import c_char_p, c_void_p, memmove, py_object, pythonapi
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +13,13 @@ import ml_dtypes
 import numpy as np
 
 from rewriter.base.errors import EngineError
+from rewriter.base.text import count
 from rewriter.ir.model import Array
 from rewriter.ir.model.output_files import replacing
 from rewriter.runtime.engines import nvidia_driver
-from rewriter.runtime.engines.build import NO_TF32
+from rewriter.runtime.engines.build import NO_TF32, onnx_node
 from rewriter.runtime.engines.nvidia_driver import Buffer, Stream
-from rewriter.runtime.engines.protocol import Variant
+from rewriter.runtime.engines.protocol import Keep, Kernel, Variant
 from rewriter.runtime.engines.tensorrt_library import Log, import_tensorrt, load_plugins, logger
 from rewriter.target import title
 
@@ -67,6 +71,59 @@ def allocator(trt: Any, stream: Stream) -> Any:
     return Allocator()
 
 
+def listener(trt: Any, stream: Stream, wanted: Collection[str]) -> Any:
+    """Gives `keep` the wanted tensors as they are computed.
+
+    An exception in a callback would end the process: `problems` keeps them.
+    """
+
+    class Listener(trt.IDebugListener):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IDebugListener.__init__(self)
+            self.keep: Keep | None = None
+            self.problems: list[str] = []
+
+        def process_debug_tensor(
+            self, address: Any, location: Any, dtype: Any, shape: Any, name: str, its: Any
+        ) -> bool:
+            if self.keep is not None and name in wanted and dtype.name in NUMPY:
+                try:
+                    array: Array = np.empty(tuple(shape), NUMPY[dtype.name])
+                    if location == trt.TensorLocation.HOST:
+                        memmove(array.ctypes.data, _pointer(address), array.nbytes)
+                    else:
+                        stream.call("cudaStreamSynchronize", int(its))
+                        stream.download(_pointer(address), array)
+                    self.keep(name, array)
+                except Exception as error:
+                    self.problems.append(f"{name}: {error}")
+            return True
+
+    return Listener()
+
+
+def _pointer(address: Any) -> int:
+    """An address, which the bindings pass as a number (1.6) or, by their signature, in a capsule."""
+    if isinstance(address, int):
+        return address
+    get, name = pythonapi.PyCapsule_GetPointer, pythonapi.PyCapsule_GetName
+    get.restype, get.argtypes = c_void_p, [py_object, c_char_p]
+    name.restype, name.argtypes = c_char_p, [py_object]
+    return int(get(address, name(address)) or 0)
+
+
+def kernels_of(layers: Sequence[Any]) -> tuple[Kernel, ...]:
+    """The kernels in an inspector's list of layers; none where they are names without details."""
+    return tuple(
+        Kernel(
+            tuple(filter(None, map(onnx_node, re.split("[\x1e\x1f]", layer.get("Metadata") or "")))),
+            tuple(output["Name"] for output in layer.get("Outputs", ())),
+        )
+        for layer in layers
+        if isinstance(layer, dict)
+    )
+
+
 class TensorRTProgram:
     """An engine of `tensorrt` or `tensorrt_rtx` on the GPU; `kernels` as in `MeasureSettings`.
 
@@ -100,14 +157,23 @@ class TensorRTProgram:
         self._buffers: dict[str, Buffer] = {}
         self._host: dict[str, Array] = {}
         self._allocators: dict[str, Any] = {}
+        unfused = variant.unfused == "run" and hasattr(self._context, "unfused_tensors_debug_state")
+        self.kernels = self._inspected() if unfused else ()
+        self._listener = self._listening() if unfused else None
         self.cuda_graph = False
         self._graph: Callable[[], object] | None = None
         self._runs = 1
 
-    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    def run(self, feeds: Mapping[str, Array], keep: Keep | None = None) -> dict[str, Array]:
         self._feed(feeds)
+        if self._listener is not None:
+            self._listener.keep = keep
         self._execute()
         self._stream.wait()
+        if self._listener is not None:
+            self._listener.keep = None
+            if problems := self._listener.problems:
+                self.notes.append(f"{count(len(problems), 'tensor')} could not be read: {problems[0]}")
         return {name: self._value(name) for name in self._names(self._trt.TensorIOMode.OUTPUT)}
 
     def prepare(self, feeds: Mapping[str, Array]) -> None:
@@ -157,6 +223,20 @@ class TensorRTProgram:
                 hint="another release may have a kernel for this GPU; or close other programs that use it",
             )
         return context
+
+    def _inspected(self) -> tuple[Kernel, ...]:
+        text = self._engine.create_engine_inspector().get_engine_information(
+            self._trt.LayerInformationFormat.JSON
+        )
+        return kernels_of(json.loads(text)["Layers"])
+
+    def _listening(self) -> Any:
+        """A listener to the outputs of kernels that compute nodes, which the context calls from now on."""
+        wanted = {name for kernel in self.kernels if kernel.nodes for name in kernel.outputs}
+        heard = listener(self._trt, self._stream, wanted)
+        self._context.set_debug_listener(heard)
+        self._context.unfused_tensors_debug_state = True
+        return heard
 
     def _why(self) -> str:
         return "; ".join((self._log.errors or self._log.warnings)[-3:]) or "it gives no reason"

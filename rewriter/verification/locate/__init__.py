@@ -1,20 +1,22 @@
 """Locates the first tensor of an engine that goes wrong, without changing the engine's results.
 
-The library does not fuse across a tensor that is marked as an output, which can hide the very fault. So each
-build marks a few tensors only, and is discarded unless the outputs stay as wrong as without marks.
+One run of the engine that the user has gives the tensors between its kernels. The others are inside fusions.
+A build that marks them as outputs gives them, too. But the library does not fuse across marks, which can hide
+the very fault: the build is discarded unless the outputs stay as wrong as without marks.
 """
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import onnx
 
+from rewriter.base import sandbox
 from rewriter.base.errors import EngineError, UsageError
 from rewriter.base.stopwatch import LASTING, Progress
 from rewriter.ir.model import Array, Model, save
@@ -24,12 +26,13 @@ from rewriter.runtime.emulation import Accumulation, emulation, reference
 from rewriter.runtime.emulation.divergence import diverge
 from rewriter.runtime.engines.measure import measure
 from rewriter.runtime.engines.onnxruntime import Session
-from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Variant
+from rewriter.runtime.engines.protocol import EngineOutcome, Kernel, MeasureSettings, Variant
 from rewriter.runtime.engines.tensor_files import Span, write_samples
 from rewriter.runtime.metrics.pairwise_error import Pair
 from rewriter.runtime.metrics.parts import Part
 from rewriter.verification.expected import as_declared, run_all
 from rewriter.verification.locate.bisection import TOLERANCE, Bisection, LocateOptions
+from rewriter.verification.locate.kernels import Written, fused_with, recognised, relative, written
 from rewriter.verification.locate.lineup import Lineup, SharedTensor, line_up
 from rewriter.verification.locate.location import Location, Step
 
@@ -40,6 +43,11 @@ SAME = 1.25
 by less; of two equal faults, the loss of one divides the error by 1.41."""
 
 CHANGED = "the outputs change when it is marked"
+
+BATCH_BYTES, SHARE = 2**28, 8
+"""References that are in memory together: at least so many bytes, or the free memory divided by this."""
+
+REARRANGED = "its elements are right, in an order that is not the model's"
 
 STEPS = 16
 """Most tensors of the chain: evenly spaced if it is longer."""
@@ -53,6 +61,7 @@ def locate(
     options: LocateOptions | None = None,
     profile: Mapping[str, Span] | None = None,
     progress: Progress = lambda *_: None,
+    engine: Path | None = None,
 ) -> Location:
     """Finds the first tensor of `other` that differs from `original` when an engine runs it.
 
@@ -60,6 +69,7 @@ def locate(
         samples: Inputs of the original, iterated once for every build.
         settings: Engine, time limits and plugins; its builds and timing are ignored.
         profile: Optimisation profile of inputs with dynamic axes; the others' come from the samples.
+        engine: Of the other model, with `Variant.unfused`; None: it is built.
 
     Raises:
         EngineError: the library is missing, or the other model does not build or run.
@@ -75,7 +85,8 @@ def locate(
         def build(marks: Sequence[str]) -> EngineOutcome:
             shutil.rmtree(built, ignore_errors=True)
             built.mkdir()
-            return measure([replace(variant, outputs=tuple(marks))], once, built)[0]
+            unfused = replace(variant, unfused="run", engine=engine)
+            return measure([replace(variant, outputs=tuple(marks)) if marks else unfused], once, built)[0]
 
         return locate_with(original, other, samples, build, options or LocateOptions(), progress)
 
@@ -90,7 +101,7 @@ def locate_with(
 ) -> Location:
     """Locates with any engine: `build` runs the other model with some of its tensors marked as outputs.
 
-    The files of the run before may be deleted then.
+    Without marks, the tensors between kernels come, too. The files of the run before may be deleted then.
 
     Raises:
         EngineError: the other model cannot be built or run, so nothing can be located.
@@ -101,14 +112,20 @@ def locate_with(
         progress(f"{LASTING}{time.monotonic() - start:.0f} s: {line}", 0, 0)
 
     exact, lineup = _prepared(original, other, samples, options)
-    report(f"{len(lineup.tensors)} tensors to compare; a build without marks first")
+    report(f"{len(lineup.tensors)} tensors to compare; an engine without marks first")
     run = build(())
     if not run.ran:
         hint = run.hint or "try `rewriter scan` on it"
         raise EngineError(f"the other model does not run: {run.problem}", hint=hint)
     outputs = exact.errors(exact.outputs, map(run.values, range(len(run.outputs))))
     report(f"the worst output is off by {max(outputs.values(), default=0.0):.2g}")
-    pairs = {t.name: t.exact for t in lineup.tensors}
+    pairs, known = {t.name: t.exact for t in lineup.tensors}, dict(outputs)
+    inner, rearranged = list[Mapping[str, Array]](), set[str]()
+    if run.kernels and not max(outputs.values(), default=0.0) <= options.tolerance:
+        inner = [*map(run.inner, range(len(run.outputs)))]
+        between, rearranged = exact.between_kernels(other, run.kernels, inner, pairs, options.tolerance)
+        known = lineup.leading_on(between | outputs, outputs, options.tolerance)
+        report(f"the engine gave {len(inner[0])} tensors, which are {len(known)} of these or outputs")
 
     def errors(names: Sequence[str]) -> Mapping[str, float] | str:
         marked = build(names)
@@ -121,8 +138,11 @@ def locate_with(
         return {n: errors[n] for n in names if n in errors}
 
     engine = " on ".join(part for part in (run.library, run.device) if part)
-    location = Location(engine, options.tolerance, (), notes=run.notes)
-    return _searched(location, _Errors(lineup, outputs, dict(outputs)), errors, options, report)
+    location = Location(engine, options.tolerance, (), given=len(inner[0]) if inner else 0, notes=run.notes)
+    before = _Errors(lineup, outputs, known, rearranged=rearranged)
+    location = _searched(location, before, errors, options, report)
+    kernel = fused_with(other, run.kernels, location.first.tensor) if location.first else ()
+    return replace(location, kernel=kernel)
 
 
 def _same(before: float, after: float | None, tolerance: float) -> bool:
@@ -197,12 +217,8 @@ class Exact:
             pairs: Name in the other model: name in the original.
             values: Tensors of the other model, for each sample.
         """
-        squares: dict[str, Array] = {}
-        model = self.reference.copy()
-        missing = dict.fromkeys(name for name in pairs.values() if name not in self.outputs)
-        model.proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in missing)
-        model.mark_edited()
-        with Session(model) as session:
+        sums: dict[str, Array] = {}
+        with self._session(pairs.values()) as session:
             for sample, arrays in zip(self.samples, values, strict=False):
                 if not (present := [name for name in pairs if name in arrays]):
                     break
@@ -212,11 +228,66 @@ class Exact:
                     value = np.asarray(arrays[name]).astype(np.float64) * scale
                     pair, part = Pair(exact[pairs[name]], value), self.parts.get(pairs[name])
                     more = np.array((part.pair(pair) if part and pair.finite else pair).squares)
-                    squares[name] = squares.get(name, np.zeros(2)) + more
-        return {
-            name: math.sqrt(error / (scale or 1.0)) if math.isfinite(error) else math.inf
-            for name, (error, scale) in squares.items()
-        }
+                    sums[name] = sums.get(name, np.zeros(2)) + more
+        return {name: relative(both) for name, both in sums.items()}
+
+    def between_kernels(
+        self,
+        other: Model,
+        kernels: Sequence[Kernel],
+        values: Sequence[Mapping[str, Array]],
+        pairs: Mapping[str, str],
+        tolerance: float,
+    ) -> tuple[dict[str, float], set[str]]:
+        """Returns the relative L2 errors over all samples, of tensors that are recognised between kernels.
+
+        The second result are tensors whose elements are in another order there.
+
+        Args:
+            values: What the kernels wrote, for each sample.
+            pairs: Name in the other model: name in the original.
+        """
+        sums, rearranged = dict[str, Array](), set[str]()
+        results = [r for r in written(other, kernels, pairs) if all(r.name in arrays for arrays in values)]
+        for batch in _batches(results, values[0]):
+            names = list(dict.fromkeys(pairs[name] for r in batch for name in (*r.ends, *r.others)))
+            with self._session(names) as session:
+                for sample, arrays in zip(self.samples, values, strict=False):
+                    exact = {n: self._scaled(n, value) for n, value in session.run(sample, names).items()}
+                    found, moved = recognised(batch, arrays, exact, pairs, tolerance)
+                    rearranged |= moved
+                    for name, more in found.items():
+                        sums[name] = sums.get(name, np.zeros(2)) + more
+        return {name: relative(both) for name, both in sums.items()}, rearranged
+
+    def _scaled(self, name: str, value: Array) -> Array:
+        """A reference as the other model holds it."""
+        exponent = self.exponents.get(name, 0)
+        return value * np.float32(2.0**exponent) if exponent else value
+
+    def _session(self, names: Iterable[str]) -> Session:
+        """A session of the reference that gives these tensors."""
+        model = self.reference.copy()
+        missing = dict.fromkeys(name for name in names if name not in self.outputs)
+        model.proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in missing)
+        model.mark_edited()
+        return Session(model)
+
+
+def _batches(results: Iterable[Written], arrays: Mapping[str, Array]) -> Iterator[list[Written]]:
+    """Groups of results whose references, in FP32, fit a share of the free memory."""
+    limit = max(BATCH_BYTES, sandbox.memory("MemAvailable") // SHARE)
+    seen, size, batch = set[str](), 0, list[Written]()
+    for result in results:
+        names = {*result.ends, *result.others}
+        if batch and size + 4 * arrays[result.name].size * len(names - seen) > limit:
+            yield batch
+            seen, size, batch = set(), 0, []
+        size += 4 * arrays[result.name].size * len(names - seen)
+        seen |= names
+        batch.append(result)
+    if batch:
+        yield batch
 
 
 @dataclass(frozen=True)
@@ -227,6 +298,7 @@ class _Errors:
     outputs: Mapping[str, float]
     known: dict[str, float]
     added: Mapping[str, float] = field(default_factory=dict)
+    rearranged: Collection[str] = ()
 
     def step(self, tensor: SharedTensor, note: str = "") -> Step:
         name = tensor.name
@@ -246,42 +318,48 @@ def _searched(
         errors.step(by_name[name]) if name in by_name else Step(name, name, "Output", error)
         for name, error in errors.outputs.items()
     )
-    location = replace(location, outputs=outputs, tensors=len(by_name))
+    compared = len(by_name.keys() & errors.known.keys())
+    location = replace(location, outputs=outputs, tensors=len(by_name), compared=compared)
     wrong = [n for n, e in errors.outputs.items() if not e <= options.tolerance and n in by_name]
     if not wrong:
         return location
-    # only tensors before a wrong output: the others cannot be the cause
-    search = Bisection(errors.lineup.leading_to(wrong), measure, errors.known, options, report)
+    # only tensors before a wrong output, and after the right ones: the others cannot be the cause
+    lineup, known = errors.lineup.leading_to(wrong), errors.known
+    first = next(t.name for t in lineup.tensors if not known.get(t.name, 0.0) <= options.tolerance)
+    behind = lineup.suspects(first, _right(known, options.tolerance))
+    search = Bisection(behind, measure, known, options, report)
     search.run()
-    chain = _chain(search, sorted(wrong, key=lambda n: -errors.outputs[n]))
-    while search.mark(search.lineup.tensors[i].name for i in chain):
-        pass
-    tensors = search.lineup.tensors
-
-    def steps(members: Iterable[SharedTensor]) -> tuple[Step, ...]:
-        notes = dict.fromkeys(search.known, "")
-        return tuple(
-            errors.step(t, notes.get(t.name, search.hiding.get(t.name, "not measured"))) for t in members
-        )
-
-    right: set[str] = set(search.cut(search.low)) if search.low >= 0 else set()
-    if search.found:
-        right = {tensors[i].name for i in tensors[search.high].parents}
+    found, right = behind.tensors[search.high], _right(known, options.tolerance)
+    suspects = lineup.suspects(found.name, right).tensors
+    names = {t.name for t in suspects}
+    hiding = dict.fromkeys(set(errors.rearranged) - known.keys(), REARRANGED) | search.hiding
+    before = {lineup.tensors[p].name for t in lineup.tensors if t.name in names for p in t.parents} & right
+    chain = _chain(lineup, found.name, sorted(wrong, key=lambda n: -errors.outputs[n]), known)
     return replace(
         location,
-        first=steps([tensors[search.high]])[0],
-        exact=search.found,
-        right=steps(t for t in tensors if t.name in right),
-        chain=steps(tensors[i] for i in chain),
-        hiding=steps(t for t in tensors[search.low + 1 : search.high] if t.name in search.hiding),
+        compared=len(by_name.keys() & known.keys()),
+        first=errors.step(found),
+        exact=len(suspects) == 1,
+        right=tuple(errors.step(t) for t in lineup.tensors if t.name in before),
+        chain=tuple(map(errors.step, chain)),
+        hiding=tuple(errors.step(t, hiding[t.name]) for t in suspects if t.name in hiding),
         builds=search.builds,
         discarded=search.discarded,
     )
 
 
-def _chain(search: Bisection, outputs: Sequence[str]) -> list[int]:
-    """Returns positions from the first wrong tensor to the first of the outputs that it leads to."""
-    indices = {t.name: i for i, t in enumerate(search.lineup.tensors)}
-    paths = (search.lineup.path(search.high, indices[name]) for name in outputs)
+def _right(known: Mapping[str, float], tolerance: float) -> set[str]:
+    return {name for name, error in known.items() if error <= tolerance}
+
+
+def _chain(
+    lineup: Lineup, first: str, outputs: Sequence[str], known: Mapping[str, float]
+) -> list[SharedTensor]:
+    """Returns the measured tensors from the first wrong one to the first of the outputs that it leads to."""
+    indices = {t.name: i for i, t in enumerate(lineup.tensors)}
+    paths = (lineup.path(indices[first], indices[name]) for name in outputs)
     path = next(path for path, name in zip(paths, outputs, strict=True) if path[-1] == indices[name])
-    return path if len(path) <= STEPS else [path[i * (len(path) - 1) // (STEPS - 1)] for i in range(STEPS)]
+    chain = [lineup.tensors[i] for i in path if lineup.tensors[i].name in known]
+    return (
+        chain if len(chain) <= STEPS else [chain[i * (len(chain) - 1) // (STEPS - 1)] for i in range(STEPS)]
+    )

@@ -17,10 +17,13 @@ from rewriter.verification.locate.lineup import Lineup
 TOLERANCE = TOLERANCES["fp16"].value
 """Relative L2 error above which a tensor is wrong: well-conditioned networks stay below it in FP16."""
 
-MARKS = 8
-"""Tensors that one build marks: few enough that most fusions stay."""
+MARKS = 128
+"""Tensors that the first build marks: as a rule, all that a fusion may hide."""
 
-MAX_BUILDS = 48
+FEWER = 4
+"""Divisor of the number of marks after a build whose outputs they change."""
+
+MAX_BUILDS = 24
 """Builds after which the search ends: twice the number for 10^4 tensors, retries included."""
 
 ABSENT = "it is not in the built network: folded, or fused by the parser"
@@ -88,9 +91,10 @@ class Bisection:
         if not isinstance(marked, str):
             self.known.update(marked)
             self.hiding.update({name: ABSENT for name in names if name not in marked})
+            self._room = min(2 * self._room, self.options.marks)
             return True
         self.discarded += 1
-        self._room = len(names) // 2 or self.options.marks
+        self._room = max(1, len(names) // FEWER)
         if len(names) == 1:
             self.hiding[names[0]] = marked
         return True
@@ -122,11 +126,15 @@ class Bisection:
     def _next_marks(self) -> list[str]:
         """Returns the tensors of as many evenly spaced cuts as fit; if none fits, the tensors of one cut."""
         cuts = [p for p in range(self.low + 1, self.high) if self.hiding.keys().isdisjoint(self.cut(p))]
-        for count in range(min(self._room, len(cuts)), 0, -1):
-            chosen = [self._narrowest(cuts, (j + 1) / (count + 1)) for j in range(count)]
+        count = len(cuts)
+        while count:
+            chosen = cuts
+            if count < len(cuts):
+                chosen = [self._narrowest(cuts, (j + 1) / (count + 1)) for j in range(count)]
             names = list(dict.fromkeys(name for p in chosen for name in self._unknown(p)))
             if len(names) <= self._room:
                 return names
+            count = min(count * 3 // 4, self._room)
         return self._unknown(self._narrowest(cuts, 0.5)) if cuts else []
 
     def _unknown(self, position: int) -> list[str]:

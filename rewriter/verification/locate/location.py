@@ -41,8 +41,12 @@ class Location(Summary):
         right: The last right tensors before `first`.
         chain: Tensors from `first` to the worst output.
         hiding: Tensors between `right` and `first` that could not be measured, with the reason. Marking them
-            as outputs changes the results, so they are inside the fusion that goes wrong.
-        tensors: Number of comparable tensors.
+            as outputs changes the results, so they are inside the fusion that goes wrong; or the engine has
+            their elements in another order.
+        kernel: The nodes that one kernel computes together with `first` where nothing is marked; empty if
+            that is unknown.
+        tensors: Number of comparable tensors; `compared`: of the measured ones among them; `given`: of the
+            tensors between the engine's kernels, some of which are not recognised.
         builds, discarded: Builds of the search, and the number of them that failed or changed the outputs.
         original, other: Files of the models; None for one in memory.
     """
@@ -55,7 +59,10 @@ class Location(Summary):
     right: tuple[Step, ...] = ()
     chain: tuple[Step, ...] = ()
     hiding: tuple[Step, ...] = ()
+    kernel: tuple[str, ...] = ()
     tensors: int = 0
+    compared: int = 0
+    given: int = 0
     builds: int = 0
     discarded: int = 0
     notes: tuple[str, ...] = ()
