@@ -27,6 +27,11 @@ def split_nodes(source: Model) -> int:
     return sum(n.domain == DOMAIN for g in [made.proto.graph] for n in g.node)
 
 
+def calls(source: Model) -> set[str]:
+    """The local functions that an emulation calls."""
+    return {n.op_type for n in emulation(source, "fp16").proto.graph.node if n.domain == DOMAIN}
+
+
 def low(rng: np.random.Generator, *shape: int) -> Array:
     return rng.standard_normal(shape).astype(np.float16)
 
@@ -46,12 +51,16 @@ def test_errs_as_measured_on_an_h200(op: str, depth: int, measured: float) -> No
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize(
     ("depth", "rows", "columns"),
-    [*((depth, 3, 4) for depth in (1, 15, 16, 17, 40, 333)), (40, 2100, 80), (40, 3, 0), (40, 0, 4)],
+    [
+        *((depth, 3, 4) for depth in (1, 15, 16, 17, 40, 333)),
+        *((40, 2100, 80), (40, 70, 2100), (40, 3, 0), (40, 0, 4)),
+    ],
 )
 def test_partial_sums_are_rounded_after_every_sixteen_products(
     depth: int, rows: int, columns: int, backwards: bool
 ) -> None:
-    """Integers keep FP32 exact, so that the order within a chunk plays no part. 80 columns are 3 tiles."""
+    """Integers keep FP32 exact, so that the order within a chunk plays no part. 2100 rows or columns are
+    3 tiles."""
     source = graphs.graph(f"""
         g (float16[2,R,{depth}] x, float16[2,{depth},C] w) => (float16[2,R,C] y) {{ y = MatMul(x, w) }}""")
     rng = np.random.default_rng(depth)
@@ -67,6 +76,7 @@ def test_partial_sums_are_rounded_after_every_sixteen_products(
     assert split_nodes(source) == (depth > CHUNK), "one chunk is a product as it is"
 
 
+@pytest.mark.parametrize("tile", [0, accumulate.TILE], ids=["unfolded", "in boxes"])
 @pytest.mark.parametrize(
     ("channels", "filters", "kernel", "group", "stride", "dilation", "pad"),
     [
@@ -80,9 +90,18 @@ def test_partial_sums_are_rounded_after_every_sixteen_products(
     ],
 )
 def test_conv_sums_every_product_once(
-    channels: int, filters: int, kernel: tuple[int, int], group: int, stride: int, dilation: int, pad: int
+    channels: int,
+    filters: int,
+    kernel: tuple[int, int],
+    group: int,
+    stride: int,
+    dilation: int,
+    pad: int,
+    tile: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With small integers all partial sums are exact in FP16: both accumulators agree to the bit."""
+    monkeypatch.setattr(accumulate, "TILE", tile)
     height, width = kernel
     source = graphs.graph(f"""
         g (float16[2,{channels},16,17] x, float16[{filters},{channels // group},{height},{width}] w,
@@ -99,8 +118,10 @@ def test_conv_sums_every_product_once(
         np.testing.assert_array_equal(emulated(source, feeds, backwards=backwards), exact)
 
 
+@pytest.mark.parametrize("tile", [0, accumulate.TILE], ids=["unfolded", "in boxes"])
 @pytest.mark.parametrize("dims", ["64,8", "64,4,4", "64,4,4,4"], ids=["1-D", "2-D", "3-D"])
-def test_conv_of_any_rank_rounds_partial_sums(dims: str) -> None:
+def test_conv_of_any_rank_rounds_partial_sums(dims: str, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accumulate, "TILE", tile)
     spatial = dims.count(",")
     kernel = ",".join(["1"] * spatial)
     source = graphs.graph(f"""
@@ -115,6 +136,25 @@ def test_conv_of_any_rank_rounds_partial_sums(dims: str) -> None:
     found = emulated(source, feeds).flat[0]
     assert found == 2064.0, "2048 + 15 ties to 2064, and three times 1, half the spacing there, is lost"
     assert emulated(source, feeds, "fp32").flat[0] == 2066.0
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_large_conv_is_unfolded_in_strips_to_the_same_bits(
+    stride: int, backwards: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The result has more elements than a tile, in two images."""
+    source = graphs.graph(f"""
+        g (float16[2,20,64,65] x, float16[96,20,3,3] w) => (float16[2,C,H,W] y) {{
+            y = Conv<strides = [{stride},1], pads = [1,1,1,1]>(x, w)
+        }}""")
+    rng = np.random.default_rng(0)
+    feeds: dict[str, Array] = {"x": low(rng, 2, 20, 64, 65), "w": low(rng, 96, 20, 3, 3)}
+    unfolded = emulated(source, feeds, backwards=backwards)
+    assert calls(source) == {"UnfoldedConv"}
+    monkeypatch.setattr(accumulate, "TILE", 2**30)
+    assert calls(source) == {"Conv"}
+    np.testing.assert_array_equal(unfolded, emulated(source, feeds, backwards=backwards))
 
 
 GEMM = """

@@ -7,8 +7,8 @@ in FP32 (docs/accuracy.md#emulated-sums)."""
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
-from typing import Any
+from itertools import product as product_of
+from typing import Any, NamedTuple
 
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
@@ -26,6 +26,9 @@ CHUNK = 16  # products that a Tensor Core adds before it rounds the accumulator;
 
 _END = 2**63 - 1  # end of a Slice that goes to the end of the axis
 
+Geometry = tuple[list[int], list[int], list[int]]
+"""Strides, dilations and pads of a Conv."""
+
 Box = tuple[tuple[int, int], ...]
 """Start and end of a chunk along the channels of a group and along every axis of the kernel."""
 
@@ -39,7 +42,7 @@ def boxes(sizes: Sequence[int], group: int, *, apart: bool = False) -> Iterator[
     *outer, inner = spatial
     deep = channels if group > 1 else min(channels, CHUNK)
     wide = 1 if apart else max(1, CHUNK // deep)
-    for taps in product(*map(range, outer)):
+    for taps in product_of(*map(range, outer)):
         for tap in range(0, inner, wide):
             for channel in range(0, channels, deep):
                 last = (min(tap + wide, inner), min(channel + deep, channels))
@@ -80,18 +83,18 @@ _SUM = f"""
     after = Cast <to = {TensorProto.FLOAT}> (half)
 """
 
-TILE, NARROWEST = 2**17, 32
-"""Elements of a result that a MatMul computes at a time, and its fewest columns: partial sums that stay in
-the processor's cache take 0.6 to 0.8 of the time (512 to 4,096 rows, 768 to 3,072 columns)."""
+TILE, LOWEST, NARROWEST = 2**17, 64, 32
+"""Elements of a result that are computed at a time, and fewest rows and columns of a MatMul's: sums that stay
+in the processor's cache take 0.35 to 0.8 of the time (2,048 to 8,192 rows, 320 to 5,120 columns)."""
+
+MANY_PRODUCTS = 256  # from which only results known to be larger than `TILE` are tiled: each loads for 5 ms
 
 _MATMUL = f"""
     <opset_import: ["" : OPSET], domain: "{DOMAIN}">
     MatMul <chunk> (a, b) => (y) {{
         chunk = Constant <value_int: int = @chunk> ()
+        none = Constant <value_int = 0> ()
         single = Constant <value_int = 1> ()
-        tile = Constant <value_int = {TILE}> ()
-        narrowest = Constant <value_int = {NARROWEST}> ()
-        rest = Sub (chunk, single)
         last = Constant <value_ints = [-1]> ()
         last_but_one = Constant <value_ints = [-2]> ()
         one = Constant <value_ints = [1]> ()
@@ -99,44 +102,88 @@ _MATMUL = f"""
         shape = Shape (a)
         terms = Gather (shape, scalar)
         depth = Max (terms, single)
-        padded = Add (depth, rest)
-        count = Div (padded, chunk)
+        offsets = Range (none, depth, chunk)
+        count = Size (offsets)
         end = Sub (count, single)
         start = Cast <to = {TensorProto.BOOL}> (chunk)
         zero = Constant <value_float = 0.0> ()
-        size = Size (a)
-        lines = Div (size, depth)
+        y = Loop (count, start, zero) <
+            body = step (int64 i, bool go, float[] before) => (bool on, float[] after) {{
+            place = PLACE
+            offset = Gather (offsets, place)
+            low = Reshape (offset, one)
+            high = Add (low, chunk)
+            left = Slice (a, low, high, last)
+            right = Slice (b, low, high, last_but_one)
+            part = MatMul (left, right)
+            {_SUM}
+        }}>
+    }}"""
+
+_TILED_MATMUL = f"""
+    <opset_import: ["" : OPSET, "{DOMAIN}" : 1], domain: "{DOMAIN}">
+    TiledMatMul <chunk> (a, b) => (y) {{
+        single = Constant <value_int = 1> ()
+        tile = Constant <value_int = {TILE}> ()
+        flat = Constant <value_int = {TILE // LOWEST}> ()
+        lowest = Constant <value_int = {LOWEST}> ()
+        narrowest = Constant <value_int = {NARROWEST}> ()
+        last = Constant <value_ints = [-1]> ()
+        last_but_one = Constant <value_ints = [-2]> ()
+        one = Constant <value_ints = [1]> ()
+        scalar = Constant <value_int = -1> ()
+        scalar_before = Constant <value_int = -2> ()
+        start = Cast <to = {TensorProto.BOOL}> (single)
+        shape = Shape (a)
+        terms = Gather (shape, scalar)
+        depth = Max (terms, single)
+        lines = Gather (shape, scalar_before)
         rows = Max (lines, single)
-        fitting = Div (tile, rows)
-        width = Max (fitting, narrowest)
+        size = Size (a)
+        matrix = Mul (depth, rows)
+        batch = Div (size, matrix)
+        batches = Max (batch, single)
         shape_b = Shape (b)
-        columns = Gather (shape_b, scalar)
+        wide = Gather (shape_b, scalar)
+        columns = Max (wide, single)
+        fitting = Div (flat, batches)
+        at_least = Max (fitting, narrowest)
+        width = Min (at_least, columns)
+        row = Mul (width, batches)
+        fitting_rows = Div (tile, row)
+        height = Max (fitting_rows, lowest)
         before_end = Sub (columns, single)
         full = Div (before_end, width)
-        tiles = Add (full, single)
-        none = SequenceEmpty ()
-        parts = Loop (tiles, start, none) <
-            body = one_tile (int64 t, bool more, seq(float[]) done) => (bool go_on, seq(float[]) with_tile) {{
-            go_on = Identity (more)
-            first = Mul (t, width)
-            beyond = Add (first, width)
-            from = Reshape (first, one)
-            to = Reshape (beyond, one)
-            strip = Slice (b, from, to, last)
-            result = Loop (count, start, zero) <
-                body = step (int64 i, bool go, float[] before) => (bool on, float[] after) {{
-                place = PLACE
-                offset = Mul (place, chunk)
-                low = Reshape (offset, one)
-                high = Add (low, chunk)
-                left = Slice (a, low, high, last)
-                right = Slice (strip, low, high, last_but_one)
-                part = MatMul (left, right)
-                {_SUM}
+        bands = Add (full, single)
+        before_last = Sub (rows, single)
+        full_rows = Div (before_last, height)
+        strips = Add (full_rows, single)
+        empty = SequenceEmpty ()
+        all_bands = Loop (bands, start, empty) <
+            body = one_band (int64 n, bool more_bands, seq(float[]) bands_done)
+                => (bool next_band, seq(float[]) with_band) {{
+            next_band = Identity (more_bands)
+            from_column = Mul (n, width)
+            to_column = Add (from_column, width)
+            from = Reshape (from_column, one)
+            to = Reshape (to_column, one)
+            b_band = Slice (b, from, to, last)
+            strips_of_band = Loop (strips, start, empty) <
+                body = one_strip (int64 t, bool more, seq(float[]) done)
+                    => (bool go_on, seq(float[]) with_strip) {{
+                go_on = Identity (more)
+                from_row = Mul (t, height)
+                to_row = Add (from_row, height)
+                top = Reshape (from_row, one)
+                bottom = Reshape (to_row, one)
+                a_strip = Slice (a, top, bottom, last_but_one)
+                result = {DOMAIN}.MatMul <chunk: int = @chunk> (a_strip, b_band)
+                with_strip = SequenceInsert (done, result)
             }}>
-            with_tile = SequenceInsert (done, result)
+            band = ConcatFromSequence <axis = -2> (strips_of_band)
+            with_band = SequenceInsert (bands_done, band)
         }}>
-        y = ConcatFromSequence <axis = -1> (parts)
+        y = ConcatFromSequence <axis = -1> (all_bands)
     }}"""
 
 _CONV = f"""
@@ -162,6 +209,99 @@ _CONV = f"""
         }}>
     }}"""
 
+COLUMNS = 2**22  # most elements of the operand that a Conv's input is unfolded to at a time
+
+_UNFOLDED_CONV = f"""
+    <opset_import: ["" : OPSET], domain: "{DOMAIN}">
+    UnfoldedConv (x, w, pads, axes, strides, span, taps) => (y) {{
+        zero = Constant <value_float = 0.0> ()
+        first = Constant <value_ints = [0]> ()
+        one = Constant <value_ints = [1]> ()
+        two = Constant <value_ints = [2]> ()
+        three = Constant <value_ints = [3]> ()
+        rest = Constant <value_ints = [-1]> ()
+        tile = Constant <value_ints = [{TILE}]> ()
+        most = Constant <value_ints = [{COLUMNS}]> ()
+        scalar = Constant <value_int = 1> ()
+        start = Cast <to = {TensorProto.BOOL}> (scalar)
+        is_first = Equal (axes, one)
+        field = Pad (x, pads)
+        shape = Shape (field)
+        batch = Slice (shape, first, one)
+        end = Shape (shape)
+        sizes = Slice (shape, two, end)
+        free = Sub (sizes, span)
+        gaps = Div (free, strides)
+        results = Add (gaps, one)
+        reach = Mul (gaps, strides)
+        lengths = Add (reach, one)
+        rows = Slice (results, first, one)
+        pixels = ReduceProd (results)
+        line = Div (pixels, rows)
+        shape_w = Shape (w)
+        filters = Slice (shape_w, two, three)
+        matrix = Slice (shape_w, first, two)
+        terms = ReduceProd (matrix)
+        line_of_result = Mul (line, filters)
+        fitting = Div (tile, line_of_result)
+        line_of_columns = Mul (line, terms)
+        affordable = Div (most, line_of_columns)
+        fewer = Min (fitting, affordable)
+        height = Max (fewer, one)
+        before_end = Sub (rows, one)
+        full = Div (before_end, height)
+        strips = Add (full, one)
+        shape_taps = Shape (taps)
+        number = Slice (shape_taps, first, one)
+        shape_columns = Concat <axis = 0> (matrix, rest)
+        images = Loop (batch, start) <
+            body = one_image (int64 n, bool more_images) => (bool next_image, float[] image) {{
+            next_image = Identity (more_images)
+            own = Gather (field, n)
+            empty = SequenceEmpty ()
+            parts = Loop (strips, start, empty) <
+                body = one_strip (int64 s, bool more, seq(float[]) done)
+                    => (bool go_on, seq(float[]) with_strip) {{
+                go_on = Identity (more)
+                low_row = Mul (s, height)
+                beyond = Add (low_row, height)
+                high_row = Min (beyond, rows)
+                height_here = Sub (high_row, low_row)
+                gaps_here = Sub (height_here, one)
+                stride = Slice (strides, first, one)
+                reach_here = Mul (gaps_here, stride)
+                lines = Add (reach_here, one)
+                top = Mul (low_row, stride)
+                size = Where (is_first, lines, lengths)
+                corner = Where (is_first, top, first)
+                taps_of_strip = Loop (number, start) <
+                    body = one_tap (int64 t, bool go) => (bool on, float[] window) {{
+                    on = Identity (go)
+                    tap = Gather (taps, t)
+                    low = Add (corner, tap)
+                    high = Add (low, size)
+                    window = Slice (own, low, high, axes, strides)
+                }}>
+                columns = Reshape (taps_of_strip, shape_columns)
+                shape_c = Shape (columns)
+                width = Slice (shape_c, two, three)
+                shape_y = Concat <axis = 0> (filters, width)
+                zeros = Expand (zero, shape_y)
+                part = Scan <
+                    num_scan_inputs = 2, scan_input_directions = [BACK, BACK],
+                    body = step (float[] before, float[] left, float[] right) => (float[] after) {{
+                    total = Gemm <transA = 1> (left, right, before)
+                    half = Cast <to = {TensorProto.FLOAT16}> (total)
+                    after = Cast <to = {TensorProto.FLOAT}> (half)
+                }}> (zeros, w, columns)
+                with_strip = SequenceInsert (done, part)
+            }}>
+            image = ConcatFromSequence <axis = 1> (parts)
+        }}>
+        whole = Concat <axis = 0> (batch, filters, results)
+        y = Reshape (images, whole)
+    }}"""
+
 
 def sum_error(depth: int) -> float:
     """Relative L2 error of an FP16 sum of `depth` random products (docs/accuracy.md#emulated-sums)."""
@@ -180,7 +320,7 @@ def accumulate_in_fp16(emulated: Model, original: Model, sums: ProductSums, back
     facts = original.facts()
     for scope, graph, pairs in paired(original, emulated, SPLIT):
         tensors = facts.main | facts.scopes[scope]
-        chosen: dict[int, tuple[Shape, int]] = {}  # the second operand's shape, and a MatMul's chunk
+        chosen: dict[int, Product] = {}
         for node, position in pairs:
             result, key = tensors.get(node.output[0]), (scope, node.output[0])
             shapes = tuple(tensors[n].shape if n in tensors else None for n in node.input)
@@ -188,11 +328,15 @@ def accumulate_in_fp16(emulated: Model, original: Model, sums: ProductSums, back
             exact = sums_in_fp32(node, *(shape or () for shape in shapes[:2]))
             chunk = FUSED_CHUNK if key in sums.fused else CHUNK
             if low and not exact and _can_split(node, shapes) and not _is_one_chunk(node, shapes[1], chunk):
-                chosen[position] = shapes[1] or (), chunk
+                sizes = (result.shape if result is not None else None) or ("",)
+                known = math.prod(size for size in sizes if isinstance(size, int))
+                open_size = len(pairs) < MANY_PRODUCTS and not all(isinstance(size, int) for size in sizes)
+                chosen[position] = Product(shapes[1] or (), chunk, known > TILE or open_size)
         if chosen:
             _Writer(backwards).rewrite(graph, chosen)
     place = "Sub (end, i)" if backwards else "Identity (i)"
-    declare(emulated, DOMAIN, _MATMUL.replace("PLACE", place), _CONV)
+    unfolded = _UNFOLDED_CONV.replace("BACK", str(int(backwards)))
+    declare(emulated, DOMAIN, _MATMUL.replace("PLACE", place), _TILED_MATMUL, _CONV, unfolded)
 
 
 def _is_one_chunk(node: NodeProto, right: Shape | None, chunk: int) -> bool:
@@ -210,24 +354,36 @@ def _can_split(node: NodeProto, shapes: Sequence[Shape | None]) -> bool:
     return padded and right is not None and all(isinstance(d, int) for d in right)
 
 
+class Product(NamedTuple):
+    """The second operand's shape, a MatMul's chunk, and whether the result is computed in tiles."""
+
+    right: Shape
+    chunk: int
+    tiled: bool
+
+    @property
+    def matmul(self) -> str:
+        return "TiledMatMul" if self.tiled else "MatMul"
+
+
 @dataclass
 class _Writer:
     backwards: bool
     nodes: list[NodeProto] = field(default_factory=list)
 
-    def rewrite(self, graph: GraphProto, chosen: Mapping[int, tuple[Shape, int]]) -> None:
+    def rewrite(self, graph: GraphProto, chosen: Mapping[int, Product]) -> None:
         split = {"MatMul": self._matmul, "Gemm": self._gemm, "Conv": self._conv}
         for index, node in enumerate(graph.node):
             if index in chosen:
-                split[node.op_type](node, *chosen[index])
+                split[node.op_type](node, chosen[index])
             else:
                 self.nodes.append(node)
         replace_items(graph.node, self.nodes)
 
-    def _matmul(self, node: NodeProto, kernel: Shape, chunk: int) -> None:
-        self._add("MatMul", node.input, node.output[0], domain=DOMAIN, chunk=chunk)
+    def _matmul(self, node: NodeProto, product: Product) -> None:
+        self._add(product.matmul, node.input, node.output[0], domain=DOMAIN, chunk=product.chunk)
 
-    def _gemm(self, node: NodeProto, kernel: Shape, chunk: int) -> None:
+    def _gemm(self, node: NodeProto, product: Product) -> None:
         """A * B + C; the products are what accumulates."""
         out = node.output[0]
         sides = [
@@ -235,41 +391,71 @@ class _Writer:
             for name, flag in zip(node.input[:2], ("transA", "transB"), strict=True)
         ]
         bias = optional_input(node, 2)
-        product = f"{out}/product" if bias else out
-        self._add("MatMul", sides, product, domain=DOMAIN, chunk=chunk)
+        summed = f"{out}/product" if bias else out
+        self._add(product.matmul, sides, summed, domain=DOMAIN, chunk=product.chunk)
         if bias:
-            self._add("Add", [product, bias], out)
+            self._add("Add", [summed, bias], out)
 
-    def _conv(self, node: NodeProto, kernel: Shape, chunk: int) -> None:
-        out, sizes = node.output[0], [d for d in kernel if isinstance(d, int)]
+    def _conv(self, node: NodeProto, product: Product) -> None:
+        out, sizes = node.output[0], [d for d in product.right if isinstance(d, int)]
         spatial = len(sizes) - 2
         dilations = attribute(node, "dilations", [1] * spatial)
         pads = attribute(node, "pads", [0] * 2 * spatial)
-        group = attribute(node, "group", 1)
+        strides = attribute(node, "strides", [1] * spatial)
+        bias = optional_input(node, 2)
+        summed = f"{out}/product" if bias else out
+        one_tap = attribute(node, "group", 1) == 1 and (sizes[0] > FEW_CHANNELS or 2 * sizes[1] > CHUNK)
+        write = self._unfolded if one_tap and product.tiled else self._in_boxes
+        write(node, sizes, (strides, dilations, pads), summed)
+        if bias:
+            shape = self._constant([-1, *[1] * spatial], f"{out}/shape")
+            self._add("Add", [summed, self._add("Reshape", [bias, shape], f"{out}/bias")], out)
+
+    def _unfolded(self, node: NodeProto, sizes: Sequence[int], geometry: Geometry, summed: str) -> None:
+        """A Conv of one group in which every chunk has one tap: a product with the unfolded input.
+
+        Channels are padded with zeros to a multiple of the chunk.
+        """
+        filters, channels, *kernel = sizes
+        strides, dilations, pads = geometry
+        out, spatial, chunk = node.output[0], len(kernel), min(channels, CHUNK)
+        more = -channels % chunk
+        perm = [*range(2, spatial + 2), 1, 0]
+        right = self._add("Transpose", [node.input[1]], f"{out}/transposed", perm=perm)
+        if more:
+            beyond = self._constant([0] * (2 * spatial + 2) + [more, 0], f"{out}/more")
+            right = self._add("Pad", [right, beyond], f"{out}/padded")
+        shape = self._constant([-1, chunk, filters], f"{out}/chunks")
+        tables = {
+            "pads": [0, 0, *pads[:spatial], 0, more, *pads[spatial:]],
+            "axes": list(range(1, spatial + 1)),
+            "strides": strides,
+            "span": [(size - 1) * dilation + 1 for size, dilation in zip(kernel, dilations, strict=True)],
+            "taps": np.array([*product_of(*map(range, kernel))]) * dilations,
+        }
+        operands = [node.input[0], self._add("Reshape", [right, shape], f"{out}/right")]
+        self._add("UnfoldedConv", operands + self._constants(tables, out), summed, domain=DOMAIN)
+
+    def _in_boxes(self, node: NodeProto, sizes: Sequence[int], geometry: Geometry, summed: str) -> None:
+        """A Conv whose chunks are Convs of boxes of its kernel."""
+        strides, dilations, pads = geometry
+        out, spatial, group = node.output[0], len(sizes) - 2, attribute(node, "group", 1)
         chunks = list(boxes(sizes[1:], group, apart=sizes[0] > FEW_CHANNELS))[:: -1 if self.backwards else 1]
         tables = {
             "pads": [0, 0, *pads[:spatial], 0, 0, *pads[spatial:]],
             "axes": list(range(1, spatial + 2)),
             **slices(chunks, sizes[1:], dilations, group),
         }
-        operands = [*node.input[:2], *(self._constant(v, f"{out}/{n}") for n, v in tables.items())]
-        bias = optional_input(node, 2)
-        self._add(
-            "Conv",
-            operands,
-            f"{out}/product" if bias else out,
-            domain=DOMAIN,
-            strides=attribute(node, "strides", [1] * spatial),
-            dilations=dilations,
-            group=group,
-        )
-        if bias:
-            shape = self._constant([-1, *[1] * spatial], f"{out}/shape")
-            self._add("Add", [f"{out}/product", self._add("Reshape", [bias, shape], f"{out}/bias")], out)
+        attributes = {"strides": strides, "dilations": dilations, "group": group}
+        operands = [*node.input[:2], *self._constants(tables, out)]
+        self._add("Conv", operands, summed, domain=DOMAIN, **attributes)
 
     def _add(self, op: str, inputs: Sequence[str], out: str, **attributes: Any) -> str:
         self.nodes.append(helper.make_node(op, inputs, [out], name=f"{out}/{op}", **attributes))
         return out
+
+    def _constants(self, tables: Mapping[str, object], out: str) -> list[str]:
+        return [self._constant(value, f"{out}/{name}") for name, value in tables.items()]
 
     def _constant(self, value: object, out: str) -> str:
         return self._add("Constant", [], out, value=numpy_helper.from_array(np.asarray(value, np.int64), out))

@@ -86,7 +86,7 @@ class LocalSession:
         self._inputs = {name: value_of(model.weights[name]) for name in inputs}
         self._constants = {name: value_of(model.weights[name]) for name in constants}
         options = _options(optimize, threads or min(MAX_THREADS, os.cpu_count() or 1))
-        options.enable_mem_reuse = len(proto.graph.node) < MANY_NODES
+        options.enable_mem_reuse = _inlined_size(proto) < MANY_NODES
         if constants:
             options.add_external_initializers(list(self._constants), list(self._constants.values()))
         providers = _providers(gpu, tf32)
@@ -163,6 +163,12 @@ def _options(optimize: bool, threads: int) -> Any:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 4  # fatal: failures of lower levels are raised as exceptions, too
     return options
+
+
+def _inlined_size(proto: onnx.ModelProto) -> int:
+    """The nodes of the main graph once local functions are inlined."""
+    sizes = {(function.domain, function.name): len(function.node) for function in proto.functions}
+    return sum(sizes.get((node.domain, node.op_type), 1) for node in proto.graph.node)
 
 
 def _seed_noise(proto: onnx.ModelProto) -> bool:
