@@ -255,7 +255,7 @@ def _on_engine(
     variant = judge.variant(fixed, judge.file(fixed, "fixed", fixed), judge.folder / "samples" / "fixed")
     variant = replace(variant, unfused="built" if unfused else "")
     outcomes = measure([variant], settings, (judge.folder / ENGINE).parent)
-    if outcomes[0].report is not None:
+    if outcomes[0].report is not None and not unfused:
         checks.append(
             judged_report(outcomes[0].report, judge.expectation(fixed, _norms(judge, fixed, precision)))
         )

@@ -508,8 +508,17 @@ def test_a_value_is_right_wrong_or_unknown() -> None:
     assert recognise(inside.reshape(8, 6), end=end, inside=inside) == {"inside": 0.0}
     assert recognise(shuffled(end), end=end, inside=inside) == {"end": -1.0}, "the same elements"
     assert recognise(end[:1], end=end) == {}, "another size"
+    alike = inside + 9  # most of its norm is its mean
+    assert recognise(shuffled(alike), end=alike) == {"end": -1.0}
+    assert recognise(alike.reshape(-1) + 0.5 * shuffled(inside), end=alike) == {
+        "end": pytest.approx(0.05, rel=0.5)
+    }
     assert recognise(1.5 * end, end=end, inside=inside) == {"end": pytest.approx(0.5)}
     assert recognise(np.full(end.shape, np.nan, np.float32), end=end) == {"end": math.inf}
+    mask = np.where(end > 1, -np.inf, end).astype(np.float32)
+    assert recognise(mask.transpose(1, 0, 2, 3), end=mask) == {"end": 0.0}
+    assert recognise(shuffled(mask), end=mask) == {"end": -1.0}
+    assert recognise(mask, end=end) == {"end": math.inf}, "an overflow"
     assert recognise(np.zeros(8, np.float32), end=np.zeros(8, np.float32)) == {"end": 0.0}
 
 

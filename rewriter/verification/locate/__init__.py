@@ -47,7 +47,7 @@ CHANGED = "the outputs change when it is marked"
 BATCH_BYTES, SHARE = 2**28, 8
 """References that are in memory together: at least so many bytes, or the free memory divided by this."""
 
-REARRANGED = "its elements are right, in an order that is not the model's"
+REARRANGED = "its elements may be right, in an order that is not the model's"
 
 STEPS = 16
 """Most tensors of the chain: evenly spaced if it is longer."""

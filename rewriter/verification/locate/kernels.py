@@ -19,6 +19,15 @@ from rewriter.runtime.metrics.pairwise_error import Pair
 SAMPLED = 2048
 """Elements by which layouts are told apart: in a wrong one, relative errors are about 1."""
 
+UNLIKE = 0.1
+"""Error of these beyond which a value is another tensor, or far from right."""
+
+ALIKE = 0.7
+"""Correlation from which a value is the tensor in its own layout, and wrong; in another one it is about 0."""
+
+MOST_WRONG = 16
+"""Wrong values after which the search is only for right ones: the first is what is wanted."""
+
 LEAST = 1e-20
 """Squared norm from which the square of an error of 1e-8 is a normal number of FP32."""
 
@@ -91,26 +100,36 @@ def recognised(
         exact: References, by the original's names; `pairs` has these by the model's.
     """
     found, rearranged = dict[str, Array](), set[str]()
-    wrong: list[tuple[Written, dict[str, Array]]] = []
+    wrong: list[tuple[Written, list[str]]] = []
     for result in results:
         value = np.asarray(values[result.name])
         references = {name: exact[pairs[name]] for name in (*result.ends, *result.others)}
         fitting = [name for name in references if references[name].size == value.size]
-        errors = dict[str, Array]()
+        alike = 0.0
         for name in fitting:
-            errors[name] = squares(*_aligned(references[name], value))
-            if relative(errors[name]) <= tolerance:
-                found.setdefault(name, errors[name])
-                break
+            reference, estimate, correlation = _aligned(references[name], value)
+            if estimate <= max(UNLIKE, 2 * tolerance):
+                both = squares(reference, value.reshape(-1))
+                if relative(both) <= tolerance:
+                    found.setdefault(name, both)
+                    break
+            alike = max(alike, correlation if name in result.ends else 0.0)
         else:
-            same = [name for name in fitting if _rearranged(references[name], value, tolerance)]
-            rearranged.update(same)
-            if not same:
-                wrong.append((result, {name: errors[name] for name in result.ends if name in errors}))
-    for _, errors in wrong:
-        free = [name for name in errors if name not in found]
-        if free:
-            nearest = min(free, key=lambda name: relative(errors[name]))
+            ends = [name for name in result.ends if name in fitting]
+            if ends and len(wrong) < MOST_WRONG:
+                others = fitting if alike < ALIKE else []
+                same = {name for name in others if _rearranged(references[name], value, tolerance)}
+                rearranged |= same
+                wrong += [] if same else [(result, ends)]
+    for result, ends in wrong:
+        value = np.asarray(values[result.name])
+        errors = {
+            name: squares(_aligned(exact[pairs[name]], value)[0], value.reshape(-1))
+            for name in ends
+            if name not in found
+        }
+        if errors:
+            nearest = min(errors, key=lambda name: relative(errors[name]))
             found[nearest] = errors[nearest]
     return found, rearranged - found.keys()
 
@@ -132,23 +151,33 @@ def relative(both: Array) -> float:
     return math.sqrt(error / (norm or 1.0)) if math.isfinite(error) else math.inf
 
 
-def _aligned(exact: Array, value: Array) -> tuple[Array, Array]:
-    """Both arrays flat, the first with its axes in the order in which it is nearest to the second."""
-    flat = value.reshape(-1)
+def _aligned(exact: Array, value: Array) -> tuple[Array, float, float]:
+    """The reference, flat, its axes in the order that is nearest to the value; and estimates for a part.
+
+    These are the relative error and the correlation, with 0 for elements that are not finite.
+    """
     squeezed = exact.reshape([size for size in exact.shape if size > 1])
-    if squeezed.ndim < 2 or squeezed.ndim > MOST_AXES:
-        return exact.reshape(-1), flat
-    places = np.random.default_rng(0).integers(0, flat.size, SAMPLED)
-    sample = flat[places].astype(np.float32)
+    axes = range(squeezed.ndim)
+    places = np.random.default_rng(0).integers(0, max(1, value.size), min(SAMPLED, value.size))
+    sample = value.reshape(-1)[places].astype(np.float32)
 
-    def distance(order: tuple[int, ...]) -> float:
+    def part(order: tuple[int, ...]) -> Array:
         view = squeezed.transpose(order)
-        with np.errstate(all="ignore"):
-            return float(np.abs(view[np.unravel_index(places, view.shape)] - sample).sum())
+        return np.asarray(view[np.unravel_index(places, view.shape)])
 
-    orders = [*itertools.permutations(range(squeezed.ndim))]
-    distances = np.nan_to_num(np.array([*map(distance, orders)]), nan=np.inf)
-    return squeezed.transpose(orders[int(np.argmin(distances))]).reshape(-1), flat
+    def distance(expected: Array) -> float:
+        with np.errstate(all="ignore"):
+            difference = np.where(expected == sample, 0.0, expected - sample)  # infinities of masks, too
+            return float(np.linalg.norm(difference) / (np.linalg.norm(_finite(expected)) or 1.0))
+
+    orders = [*itertools.permutations(axes)] if len(axes) <= MOST_AXES else [(*axes,)]
+    parts = [*map(part, orders)]
+    distances = np.nan_to_num([*map(distance, parts)], nan=np.inf)
+    nearest = int(np.argmin(distances))
+    centred = [p - p.mean() if p.size else p for p in map(_finite, (parts[nearest], sample))]
+    norms = float(np.linalg.norm(centred[0]) * np.linalg.norm(centred[1]))
+    correlation = float(centred[0] @ centred[1]) / norms if norms else 0.0
+    return squeezed.transpose(orders[nearest]).reshape(-1), float(distances[nearest]), correlation
 
 
 def _rearranged(exact: Array, value: Array, tolerance: float) -> bool:
@@ -157,7 +186,7 @@ def _rearranged(exact: Array, value: Array, tolerance: float) -> bool:
     Of all orders, sorted values have the least distance. The difference of norms, or of sums, is a lower
     bound of it, and quicker.
     """
-    first, second = (np.asarray(array).reshape(-1).astype(np.float32) for array in (exact, value))
+    first, second = (_finite(array.reshape(-1).astype(np.float32)) for array in (exact, value))
     with np.errstate(all="ignore"):
         norms = [float(np.linalg.norm(array)) for array in (first, second)]
         limit = tolerance * (norms[0] or 1.0)
@@ -166,3 +195,8 @@ def _rearranged(exact: Array, value: Array, tolerance: float) -> bool:
         if not apart <= limit:
             return False
         return bool(np.linalg.norm(np.sort(first) - np.sort(second)) <= limit)
+
+
+def _finite(array: Array) -> Array:
+    """The array with 0 for infinities and NaN."""
+    return np.where(np.isfinite(array), array, np.float32(0))
