@@ -60,11 +60,7 @@ class Gap:
 
 
 def _gap(kind: GapKind, checks: Sequence[Check], data: DataSource | None, worse: str, no_build: str) -> Gap:
-    """A gap of checks that passed, in words.
-
-    Args:
-        worse: The outputs on which plain FP16 is more accurate. `no_build`: why no check is of a build.
-    """
+    """A gap of checks that passed, in words; `no_build` says why no check is of a build."""
     brief = reason = ""
     match kind:
         case "data":
@@ -91,8 +87,8 @@ def _gap(kind: GapKind, checks: Sequence[Check], data: DataSource | None, worse:
             build = build.removeprefix("not built: ") or "no library of TensorRT built it"
             brief, reason = "NOT built", f"an engine: {build}"
         case "plugins":
-            plugins = next(check.summary for check in checks if check.name == PLUGINS)
-            brief, reason = "up to its plugins", plugins
+            brief = "up to its plugins"
+            reason = next(check.summary for check in checks if check.name == PLUGINS)
         case "fp32":
             reason = "nodes in reduced precision: all of it is FP32"
     return Gap(kind, brief, reason)
@@ -173,9 +169,9 @@ class FixResult(FixOutcome, Summary):
     """The outcome of `fix` with its sentences.
 
     Attributes:
-        conclusion: How it ended, with the limit and the remedy of a failure.
+        ending: How it ended, in the words of the report's first line; `conclusion`: the limit and the remedy.
+        gain: Its speed and accuracy beside FP32, in the same words; "" if its latency is unknown.
         gaps: Reasons why checks that passed are no proof; () if one failed, or none was made.
-        gain: Its speed and accuracy beside FP32, in the first line's words; "" if its latency is unknown.
     """
 
     @cached_property
@@ -191,19 +187,10 @@ class FixResult(FixOutcome, Summary):
 
     @property
     def conclusion(self) -> Conclusion:
-        end, (limit, remedy) = self.end, _limit(self)
+        end, remarks, worse = self.end, tuple(_remarks(self)), worse_text(self.end.worse)
         reason = NO_CHECK if self.request.verify else "`verify=false`"
-        return Conclusion(
-            end.kind,
-            limit,
-            remedy,
-            tuple(_remarks(self)),
-            end.lowered,
-            reason * (end.kind == "unverified"),
-            "" if self.request.build else "`build=false`",
-            worse_text(end.worse),
-            end.all_fp32,
-        )
+        reasons = reason * (end.kind == "unverified"), "" if self.request.build else "`build=false`"
+        return Conclusion(end.kind, *_limit(self), remarks, end.lowered, *reasons, worse, end.all_fp32)
 
     @property
     def ending(self) -> str:
@@ -366,13 +353,7 @@ def _size(check: Check) -> str:
 
 
 class VerifyResult(VerifyOutcome, Summary):
-    """The outcome of `verify` with its sentences.
-
-    Attributes:
-        ending: How it ended, in the words of the report's first line.
-        gain: Its speed beside the original's FP32 engine, in the same words; "" if it was not timed.
-        gaps: Reasons why checks that passed are no proof; () if one failed.
-    """
+    """The outcome of `verify` with its sentences, as `FixResult` has them."""
 
     @property
     def ending(self) -> str:
