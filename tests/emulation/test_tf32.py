@@ -11,7 +11,8 @@ from paths import ROOT
 
 import rewriter
 from rewriter.ir.model import Array, Model
-from rewriter.runtime.emulation import emulation
+from rewriter.runtime.emulation import emulation, rounded
+from rewriter.runtime.emulation.tf32 import DOMAIN, round_to_tf32
 from rewriter.runtime.metrics.pairwise_error import relative_l2
 from rewriter.target.fusion import operands_of
 from rewriter.verification.expected import run_all
@@ -72,6 +73,29 @@ def test_convs_of_few_channels_cut_the_operands_off(opset: int) -> None:
     kernel[range(8), range(8), 1, 1] = 1
     actual = emulated(few_channels(2000, opset), {"x": alone, "w": kernel})
     assert np.array_equal(actual, cut_off(alone))
+
+
+NODES = {
+    "nearest": "g (float[8,64] x) => (float[8,64] y) {y = MatMul(x, w)}",
+    "truncated": "g (float[1,3,64,1] x) => (float[1,16,64,1] y) {y = Conv<pads=[1,1,1,1]>(x, w)}",
+    "shared": "g (float[64,64] x) => (float[64,64] y) {a = MatMul(x, w) y = Add(a, w)}",
+}
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_weights_are_rounded_ahead_as_in_the_graph_bit_for_bit(name: str) -> None:
+    weights = all_magnitudes(*((16, 3, 3, 3) if name == "truncated" else (64, 64)))
+    weights.flat[:6] = [0.0, -0.0, np.inf, -np.inf, 3.2e38, 1e-42]
+    source = graphs.weighted(NODES[name], w=weights.shape)
+    source.weights["w"] = weights
+    ahead, in_graph = rounded(source), rounded(source)
+    round_to_tf32(ahead, source)
+    round_to_tf32(in_graph, source, graph_bytes=0)
+    calls = [sum(node.domain == DOMAIN for node in m.proto.graph.node) for m in (ahead, in_graph)]
+    assert calls == ([2, 2] if name == "shared" else [1, 2])
+    feeds = graphs.random_feeds(source)
+    (one,), (other,) = run_all(ahead, [feeds]), run_all(in_graph, [feeds])
+    np.testing.assert_array_equal(one["y"], other["y"])
 
 
 def test_the_recorded_nodes_run_as_predicted() -> None:

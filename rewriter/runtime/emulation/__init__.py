@@ -71,7 +71,7 @@ def emulation(
     emulated = retype(model, request if outputs == "fp32" else replace(request, outputs={}))
     multiply_by_reciprocals(emulated, model)
     if tf32:
-        round_to_tf32(emulated, model)
+        round_to_tf32(emulated, model, request.cast_bytes)
     if accumulation == "fp16":
         accumulate_in_fp16(emulated, model, sums_of, backwards)
     emulated.mark_edited()

@@ -6,14 +6,18 @@ FP32. So an FP32 island around such a node has the range and the sums of FP32, b
 because TensorRT runs them in INT8.
 """
 
+import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 
+import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from rewriter.ir.graph.ops import LAYOUTS, TENSOR_CORE
-from rewriter.ir.model import Model, walk_graphs
-from rewriter.ir.model.graphs import replace_items
-from rewriter.ir.model.tensors import TensorFacts
+from rewriter.ir.model import Array, Model, walk_graphs
+from rewriter.ir.model.graphs import reads, replace_items
+from rewriter.ir.model.tensors import TensorFacts, release
 from rewriter.runtime.emulation.local_functions import declare, paired
 from rewriter.target.fusion import Operands, operands_of
 
@@ -58,10 +62,11 @@ _CUT_OFF = f"""
     }}"""
 
 
-def round_to_tf32(emulated: Model, original: Model) -> None:
+def round_to_tf32(emulated: Model, original: Model, graph_bytes: float = math.inf) -> None:
     """Round the operands of the matrix products that `original` computes in FP32, in `emulated`.
 
-    Operands that were FP16 keep every bit. Below `FIRST_OPSET` nothing is rounded.
+    Operands that were FP16 keep every bit. Below `FIRST_OPSET` nothing is rounded. Weights are rounded here,
+    those of `graph_bytes` and more in the graph: ONNX Runtime loads many nodes without inputs slowly.
     """
     if emulated.opset < FIRST_OPSET:
         return
@@ -69,7 +74,8 @@ def round_to_tf32(emulated: Model, original: Model) -> None:
     for scope, graph, pairs in paired(original, emulated, TENSOR_CORE):
         chosen = _chosen(graphs[scope], pairs, facts.main | facts.scopes[scope])
         if chosen:
-            _rewrite(graph, chosen)
+            rounded = _round_weights(emulated, graph, chosen, graph_bytes) if scope == 0 else set[str]()
+            _rewrite(graph, chosen, rounded)
     declare(emulated, DOMAIN, _ROUND, _CUT_OFF)
 
 
@@ -98,8 +104,49 @@ def _is_dequantized(name: str, makers: Mapping[str, NodeProto]) -> bool:
     return node is not None and node.op_type == "DequantizeLinear"
 
 
-def _rewrite(graph: GraphProto, chosen: Mapping[int, Operands]) -> None:
-    """Round both operands of the nodes; each tensor once in each way."""
+def _round_weights(
+    model: Model, graph: GraphProto, chosen: Mapping[int, Operands], graph_bytes: float
+) -> set[str]:
+    """Round weights that are only read as operands, and in one way; returns their names."""
+    uses, rounded = defaultdict[str, set[str]](set), set[str]()
+    for index, node in enumerate(graph.node):
+        operands = node.input[:2] if index in chosen else ()
+        for name in operands:
+            uses[name].add(chosen[index])
+        for name in node.input[2:] if operands else reads(node):
+            uses[name].add("as it is")
+    for value in graph.output:
+        uses[value.name].add("as it is")
+    for tensor in graph.initializer:
+        ways = uses[tensor.name]
+        if ways != {"nearest"} and ways != {"truncated"}:
+            continue
+        weight = model.array(tensor)
+        if weight.nbytes < graph_bytes:
+            result = _nearest(weight) if ways == {"nearest"} else _cut_off(weight)
+            tensor.CopyFrom(model.detached_tensor(tensor.name, result))
+            rounded.add(tensor.name)
+        release(weight)
+    return rounded
+
+
+def _nearest(x: Array) -> Array:
+    """As `_ROUND`, bit for bit."""
+    with np.errstate(all="ignore"):
+        c = x * np.float32(SPLITTER)
+        result: Array = np.where(np.abs(x) < np.float32(LARGEST), c - (c - x), x)
+    return result
+
+
+def _cut_off(x: Array) -> Array:
+    """As `_CUT_OFF`, bit for bit."""
+    size, rounded = np.abs(x), _nearest(np.abs(x))
+    result: Array = np.where(rounded > size, _nearest(rounded * np.float32(BELOW)), rounded) * np.sign(x)
+    return result
+
+
+def _rewrite(graph: GraphProto, chosen: Mapping[int, Operands], done: AbstractSet[str]) -> None:
+    """Round both operands of the nodes but those `done`; each tensor once in each way."""
     nodes: list[NodeProto] = []
     rounded: dict[tuple[str, str], str] = {}
     for index, node in enumerate(graph.node):
@@ -107,6 +154,8 @@ def _rewrite(graph: GraphProto, chosen: Mapping[int, Operands]) -> None:
             function = "Round" if chosen[index] == "nearest" else "CutOff"
             for operand in (0, 1):
                 name = node.input[operand]
+                if name in done:
+                    continue
                 if (name, function) not in rounded:
                     result = rounded[name, function] = f"{DOMAIN}/{function}/{name}"
                     nodes.append(helper.make_node(function, [name], [result], domain=DOMAIN))
