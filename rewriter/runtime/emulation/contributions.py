@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from rewriter.base.errors import ArithmeticRunError
 from rewriter.ir.graph.node_list import NodeList
@@ -33,7 +33,7 @@ LEAST_SHARE = 0.01
 """Least part of a share that a half is taken to have: the shares of two halves are not quite their sum."""
 
 SCALE = "rewriter/scale/"
-"""Prefix of inputs that scale the perturbation of a node's results, and of tensors on the way to it."""
+"""The input with the scales of all perturbations, and the prefix of tensors on the way to them."""
 
 
 def contributions(
@@ -58,22 +58,24 @@ def contributions(
     if len(keys) < 2 or wide.opset < FIRST_OPSET:
         return squares
     perturbed, scales = _perturbed(wide, {key: errors[key] for key in keys})
+    if not scales:
+        return squares
 
     def deviation(low: int, high: int) -> float:
         part = {*keys[low:high]}
-        scaled = {SCALE + key: np.array(scale if key in part else 0.0, "f4") for key, scale in scales.items()}
-        return _squared_error(exact, session.run({**sample, **scaled}))
+        scaled = [scale if key in part else 0.0 for key, scale in scales.items()]
+        return _squared_error(exact, session.run({**sample, SCALE: np.array(scaled, "f4")}))
 
     try:
         with Session(perturbed) as session:
-            exact = session.run({**sample, **{SCALE + key: np.array(0.0, "f4") for key in scales}})
+            exact = session.run({**sample, SCALE: np.zeros(len(scales), "f4")})
             return squares | _by_parts(keys, squares, deviation, until)
     except ArithmeticRunError:
         return squares
 
 
 def _perturbed(wide: Model, errors: Mapping[str, float]) -> tuple[Model, dict[str, float]]:
-    """The model with an input for each node that scales the perturbation of its results, and the scales.
+    """The model with an input [nodes] that scales the perturbations of their results, and the scales.
 
     A result is perturbed by what BF16 rounds off, with a random sign, so that the errors of two nodes in a
     row do not add up.
@@ -92,10 +94,14 @@ def _perturbed(wide: Model, errors: Mapping[str, float]) -> tuple[Model, dict[st
             coarse = emit.add(
                 "Cast", [emit.add("Cast", [exact], to=TensorProto.BFLOAT16)], to=TensorProto.FLOAT
             )
-            lost = emit.add("Mul", [emit.add("Sub", [exact, coarse]), SCALE + key])
+            scale = SCALE + key if facts[name].shape else emit.add("Squeeze", [SCALE + key])
+            lost = emit.add("Mul", [emit.add("Sub", [exact, coarse]), scale])
             nodes.append(helper.make_node("Add", [exact, lost], [name], name=f"{SCALE}{name}/add"))
-    replace_items(graph.node, nodes)
-    graph.input.extend(helper.make_tensor_value_info(SCALE + key, TensorProto.FLOAT, []) for key in scales)
+    sizes = numpy_helper.from_array(np.ones(len(scales), np.int64), f"{SCALE}sizes")
+    graph.initializer.append(sizes)
+    split = helper.make_node("Split", [SCALE, sizes.name], [SCALE + key for key in scales])
+    replace_items(graph.node, [split, *nodes])
+    graph.input.append(helper.make_tensor_value_info(SCALE, TensorProto.FLOAT, [len(scales)]))
     result.mark_edited()
     return result, scales
 

@@ -16,7 +16,7 @@ from onnx import NodeProto, TensorProto, helper
 
 from rewriter.ir.graph import casts_to, display_name, reads
 from rewriter.ir.graph.casts import LOWER
-from rewriter.ir.graph.node_list import NodeList
+from rewriter.ir.graph.node_list import BLOCK, NodeList
 from rewriter.ir.model import Array, Model, replace_items
 from rewriter.ir.model.graphs import import_opsets, rename_reads
 from rewriter.ir.model.schemas import logical_name
@@ -46,11 +46,11 @@ class NodeError:
 
 
 Norms = tuple[str, str, str]
-"""Outputs: the L2 norms of a tensor, of its error, and of the node's own error ("": none)."""
+"""Scalars: the L2 norms of a tensor, of its error, and of the node's own error ("": none)."""
 
 
 class SideBySide:
-    """Builds the model of the three computations, whose outputs are the norms of all `rows`.
+    """Builds the model of the three computations, whose outputs are the `norms` of all rows, `BLOCK` in each.
 
     `known` has the position of the node that makes each tensor of the original, -1 for its inputs; `narrowed`
     has the FP16 and BF16 tensors of roundings, each with the tensor that is rounded. The emulated model has
@@ -90,6 +90,9 @@ class SideBySide:
         for node in other.node:
             done = self._advance(done, node)
             self._emulate(node)
+        self.norms = [name for _, names in self.rows for name in names if name]
+        blocks = range(0, len(self.norms), BLOCK)
+        self.outputs = [self.emit.stack(self.norms[first : first + BLOCK]) for first in blocks]
         self.model = self._assembled()
 
     def _advance(self, done: int, node: NodeProto) -> int:
@@ -178,12 +181,13 @@ class SideBySide:
         tensors = [_named(t, prefix) for g, prefix, _ in both for t in g.initializer]
         model.weights = {prefix + name: a for _, prefix, weights in both for name, a in weights.items()}
         inputs = {port.name for port in self.original.signature.inputs}
-        norms = (name for _, names in self.rows for name in names if name)
         del graph.value_info[:]
         replace_items(graph.input, [v for v in graph.input if v.name in inputs])
         replace_items(graph.initializer, tensors)
         replace_items(graph.node, self.nodes)
-        replace_items(graph.output, (helper.make_tensor_value_info(n, TensorProto.FLOAT, []) for n in norms))
+        replace_items(
+            graph.output, (helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in self.outputs)
+        )
         # the local functions and operator sets that only the emulated model has
         proto = model.proto
         import_opsets(proto, other)
@@ -240,7 +244,8 @@ def diverge(
     squares = np.zeros((len(pair.rows), 3))
     with Session(pair.model) as session:
         for sample in samples:
-            errors = {name: float(value) for name, value in session.run(sample).items()}
+            values = session.run(sample)
+            errors = dict(zip(pair.norms, np.concatenate([values[n] for n in pair.outputs]), strict=True))
             norms = [[errors.get(name, 0.0) for name in names] for _, names in pair.rows]
             squares += np.square(np.asarray(norms, np.float64).reshape(-1, 3))
     figures = zip(pair.rows, np.sqrt(squares).tolist(), strict=True)

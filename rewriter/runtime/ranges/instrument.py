@@ -15,7 +15,7 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from rewriter.ir.graph import attribute, reads, states
-from rewriter.ir.graph.node_list import NodeList
+from rewriter.ir.graph.node_list import BLOCK, NodeList
 from rewriter.ir.graph.ops import RECURRENT, SAME_VALUES
 from rewriter.ir.graph.weights import ChannelKey, summed_axes
 from rewriter.ir.model import STANDARD_DOMAINS, Array, Model, holds_graphs, walk_graphs
@@ -24,7 +24,6 @@ from rewriter.ir.model.schemas import embeds
 from rewriter.ir.model.tensors import FLOATS, Facts
 from rewriter.runtime.emulation.recurrences import Recurrence, whole
 from rewriter.runtime.ranges.reductions import (
-    BLOCK,
     MOVES_OPSET,
     Key,
     Moves,

@@ -1,8 +1,6 @@
 """Nodes that reduce tensors to their statistics, packed into vectors.
 
-ONNX Runtime's load time grows faster than linearly in the nodes and outputs of a graph, and in the inputs
-of one node (measured on 1.31). So scalars are packed `BLOCK` at a time, and small tensors of one shape are
-stacked and reduced together.
+Scalars are packed `BLOCK` at a time, and small tensors of one shape are stacked and reduced together.
 """
 
 from __future__ import annotations
@@ -15,16 +13,13 @@ from typing import NamedTuple
 import numpy as np
 from onnx import TensorProto
 
-from rewriter.ir.graph.node_list import SEQUENCE_OPSET, NodeList
+from rewriter.ir.graph.node_list import BLOCK, SEQUENCE_OPSET, NodeList
 from rewriter.ir.model.tensors import TensorFacts
 from rewriter.ir.plan import Range
 from rewriter.runtime.recording.record import EDGES, LAST_PLACE, LEAST_NORMAL, SAMPLED, median_step
 
 Key = tuple[int, str]
 """Index of a graph in the order of `Facts.scopes`, and the tensor's name in it."""
-
-BLOCK = 128
-"""Tensors that are packed together: the fastest of 10, 32, 128 and 512 on a graph of 8,000."""
 
 SMALL = 4096  # most elements of a tensor that is stacked: a block of them holds 2 MiB at most
 
