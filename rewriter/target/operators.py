@@ -3,6 +3,7 @@
 import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +94,10 @@ class Row:
         """The names of the element types in its conditions."""
         return frozenset(name for condition in self.when for name in condition.types)
 
+    def may_refuse(self, types: AbstractSet[str]) -> bool:
+        """False if a graph with tensors of only these types meets no condition."""
+        return all(c.attribute or not c.types or not types.isdisjoint(c.types) for c in self.when)
+
     def refuses(self, target: Target, *, every: bool = True) -> bool:
         """True if every release that the target may be is in the row's range, or one of them."""
         bounds = self.releases.get(target.library)
@@ -171,10 +176,15 @@ def _rows_of(domain: str, op: str, target: Target, every: bool) -> tuple[Row, ..
 def refused(graph: GraphView, target: Target, plugins: Iterable[str] = ()) -> Iterator[RefusedNode]:
     """The nodes of one graph that the target's parser refuses, each once; it takes the `plugins`."""
     taken = plugin_types(plugins).keys() | {function.name for function in graph.model.proto.functions}
+    scopes = graph.model.facts().scopes
+    kinds = {0, *(tensor.dtype for scope in scopes for tensor in scope.values())}
+    types, possible = set(map(TensorProto.DataType.Name, kinds)), dict[str, list[Row]]()
     for node in graph.nodes:
         if node.op_type in taken:
             continue
-        for row in rows_of(node, target):
+        if (key := f"{node.domain}.{node.op_type}") not in possible:  # most nodes share few rows, or none
+            possible[key] = [row for row in rows_of(node, target) if row.may_refuse(types)]
+        for row in possible[key]:
             if (part := row.met(node, graph)) is not None:
                 operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
                 reason = f"{target} takes no {operator}" + (f" with {part}" if part else "")

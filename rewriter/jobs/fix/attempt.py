@@ -222,8 +222,10 @@ def calibrate(candidate: Candidate, workload: Workload) -> CalibratedModel:
     key = (*phases.structural, *phases.measuring)
     if key in workload.calibrated:
         return workload.calibrated[key]
-    shared = list(takewhile(lambda step: type(step) in PLAIN_STEPS, phases.structural))
-    plain, passes = rewrite(candidate, workload, workload.original, shared)
+    shared = tuple(takewhile(lambda step: type(step) in PLAIN_STEPS, phases.structural))
+    if shared not in workload.started:
+        workload.started[shared] = rewrite(candidate, workload, workload.original, shared)
+    plain, passes = workload.started[shared]
     model, passes = rewrite(candidate, workload, plain, phases.structural[len(shared) :], passes)
     ranges, warnings = Ranges(), [*workload.warnings]
     if given is not None and phases.measuring:  # it holds their results

@@ -58,7 +58,8 @@ class CalibratedModel:
 class Workload:
     """The model that all attempts start from, with its data and its verifier.
 
-    Candidates with the same passes before a plan share a model in `calibrated`.
+    Candidates with the same passes before a plan share a model in `calibrated`, and with the same first
+    passes the outcome of these in `started`.
     """
 
     job: FixJob
@@ -71,6 +72,7 @@ class Workload:
     sample: Mapping[str, Array]  # arrays without memory, of the shapes of the first sample
     plain: Check | None = None  # the emulation of plain FP16 or BF16; None if nothing is verified
     calibrated: dict[tuple[Pass, ...], CalibratedModel] = field(default_factory=dict)
+    started: dict[tuple[Pass, ...], tuple[Model, tuple[PassResult, ...]]] = field(default_factory=dict)
 
     @property
     def before(self) -> tuple[OutputComparison, ...]:

@@ -66,7 +66,7 @@ def round_to_tf32(emulated: Model, original: Model, graph_bytes: float = math.in
     """Round the operands of the matrix products that `original` computes in FP32, in `emulated`.
 
     Operands that were FP16 keep every bit. Below `FIRST_OPSET` nothing is rounded. Weights are rounded here,
-    those of `graph_bytes` and more in the graph: ONNX Runtime loads many nodes without inputs slowly.
+    larger ones (`graph_bytes`) in the graph: ONNX Runtime loads many nodes without inputs slowly.
     """
     if emulated.opset < FIRST_OPSET:
         return
