@@ -9,6 +9,8 @@ from rewriter.base.text import figure
 from rewriter.report.tables import Cell, Kind, State, Table, number, table
 from rewriter.runtime.inputs.samples import DataSource
 from rewriter.runtime.metrics.outputs import ROUNDING_NOISE, OutputComparison, OutputStatistics
+from rewriter.runtime.metrics.probabilities import ProbabilityError
+from rewriter.runtime.metrics.tolerances import USABLE
 from rewriter.verification.verdict import ARITHMETIC, Check, deciding
 
 RESULTS: Mapping[bool | None, tuple[str, State]] = {
@@ -51,9 +53,49 @@ def size(output: OutputComparison) -> str:
 
 def relation(output: OutputComparison) -> str:
     """`within 0.005`, or that it is not; `limit_lines` says why one beyond it passes."""
-    if output.passed and output.fair_text:
+    if output.passed and fair_text(output):
         return f"beyond {figure(output.tolerance)}, but fair"
     return f"{'' if output.passed else 'NOT '}within {figure(output.tolerance)}"
+
+
+def fair_text(output: OutputComparison) -> str:
+    """The distances of probabilities that a relative error would fail; "" for other outputs."""
+    fair = output.probability
+    if not output.finite or output.relative_l2 <= output.tolerance or fair is None:
+        return ""
+    if output.of and not output.passed:
+        return ""
+    beyond = f"; but a relative error beyond {USABLE} never passes by another measure"
+    words = f"{output.name} holds probabilities ({fair.reason}): {distances(fair)}"
+    return words + (beyond if output.relative_to_use > 1.0 else "")
+
+
+def distances(fair: ProbabilityError) -> str:
+    """The distances of probabilities from the original, and their limits."""
+    if fair.mean is None and (fair.areas is None or fair.difference <= fair.allowed):
+        return f"largest difference {fair.difference:.2g}, {fair.allowed:.2g} allowed"
+    if fair.areas is not None:
+        return (
+            f"{fair.areas.distance:.2g} of the map's area differs, {fair.allowed:.2g} allowed; beyond "
+            f"the values around a pixel at most {fair.areas.beyond:.2g}, {USABLE:.2g} allowed"
+        )
+    rows = f", the same best class in {100 * fair.top_1:.4g} % of the rows" if fair.top_1 is not None else ""
+    ties = "" if fair.decided else ", and ties do not explain it"
+    return (
+        f"mean distance of the rows {fair.mean:.2g}, {fair.allowed:.2g} allowed, at most "
+        f"{fair.difference:.2g}, {fair.row_limit:.2g} allowed{rows}{ties}"
+    )
+
+
+def scores_text(output: OutputComparison) -> str:
+    """A hint to a metric for classes, if a failed output may hold their scores; else ""."""
+    if not output.finite or output.relative_l2 <= output.tolerance or output.same_best is None:
+        return ""
+    return (
+        f"the largest element of each row of {output.name} is at the same place in "
+        f"{100 * output.same_best:.4g} % of the rows; if it holds scores of classes, `metric='top-1'` "
+        "`tolerance=0.99` judges by that"
+    )
 
 
 def limit_lines(check: Check) -> Iterator[str]:
@@ -61,7 +103,7 @@ def limit_lines(check: Check) -> Iterator[str]:
     if check.excuse == "tf32-off" and check.tf32_off is not None:
         yield f"with TF32 off, the largest error is {100 * check.tf32_off:.2g} % of what is allowed"
     for output in check.outputs:
-        if text := output.fair_text or output.scores_text:
+        if text := fair_text(output) or scores_text(output):
             yield text
         elif output.allowance is not None and output.passed:
             usual, reason = figure(output.allowance.usual), ORIGINS[output.allowance.reason]

@@ -89,11 +89,11 @@ class OutputComparison:
     @property
     def passed(self) -> bool:
         """True within the tolerance, or if it is an output of probabilities that are as the original's."""
-        fair = self.probability is not None and self.probability.passed and self._relative_to_use <= 1.0
+        fair = self.probability is not None and self.probability.passed and self.relative_to_use <= 1.0
         return self.finite and (self.relative_l2 <= self.tolerance or fair)
 
     @property
-    def _relative_to_use(self) -> float:
+    def relative_to_use(self) -> float:
         """The relative error in units of `USABLE`; 0 for probabilities that FP32 does not resolve.
 
         Nor does it count for classes, if the network's own FP32 engine moves single rows as far.
@@ -105,29 +105,6 @@ class OutputComparison:
         return 0.0 if single or fair.empty or fair.difference <= GRAIN else self.relative_l2 / USABLE
 
     @property
-    def fair_text(self) -> str:
-        """The distances of probabilities or scores that a relative error would fail; "" for other outputs."""
-        fair = self.probability
-        if not self.finite or self.relative_l2 <= self.tolerance or fair is None:
-            return ""
-        if self.of and not self.passed:
-            return ""
-        beyond = f"; but a relative error beyond {USABLE} never passes by another measure"
-        words = f"{self.name} holds probabilities ({fair.reason}): {fair}"
-        return words + (beyond if self._relative_to_use > 1.0 else "")
-
-    @property
-    def scores_text(self) -> str:
-        """A hint to a metric for classes, if a failed output may hold their scores; else ""."""
-        if not self.finite or self.relative_l2 <= self.tolerance or self.same_best is None:
-            return ""
-        return (
-            f"the largest element of each row of {self.name} is at the same place in "
-            f"{100 * self.same_best:.4g} % of the rows; if it holds scores of classes, `metric='top-1'` "
-            "`tolerance=0.99` judges by that"
-        )
-
-    @property
     def excess(self) -> float:
         """The error in units of what is allowed: above 1 it fails."""
         if not self.finite or (not self.tolerance and self.relative_l2):
@@ -136,7 +113,7 @@ class OutputComparison:
         fair = self.probability
         if fair is None or not fair.fair:
             return relative
-        return min(relative, max(fair.excess, self._relative_to_use))
+        return min(relative, max(fair.excess, self.relative_to_use))
 
 
 @dataclass(frozen=True)

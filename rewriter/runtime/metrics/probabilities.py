@@ -130,23 +130,6 @@ class ProbabilityError:
     def passed(self) -> bool:
         return self.fair and self.excess <= 1.0
 
-    def __str__(self) -> str:
-        if self.mean is None and (self.areas is None or self.difference <= self.allowed):
-            return f"largest difference {self.difference:.2g}, {self.allowed:.2g} allowed"
-        if self.areas is not None:
-            return (
-                f"{self.areas.distance:.2g} of the map's area differs, {self.allowed:.2g} allowed; beyond "
-                f"the values around a pixel at most {self.areas.beyond:.2g}, {USABLE:.2g} allowed"
-            )
-        best = (
-            f", the same best class in {100 * self.top_1:.4g} % of the rows" if self.top_1 is not None else ""
-        )
-        ties = "" if self.decided else ", and ties do not explain it"
-        return (
-            f"mean distance of the rows {self.mean:.2g}, {self.allowed:.2g} allowed, at most "
-            f"{self.difference:.2g}, {self.row_limit:.2g} allowed{best}{ties}"
-        )
-
 
 def probabilities(model: Model) -> dict[str, Probabilities]:
     """Returns the outputs that end in a Softmax, LogSoftmax or Sigmoid, with nothing but views after it.
