@@ -44,7 +44,11 @@ WAVE_US = 3.10e-3
 """Microseconds for each term of a sum and each wave of tiles of the result over all multiprocessors."""
 
 MOVED_US = 5.55e-7
-"""Microseconds for each element that any other kernel reads or writes."""
+"""Microseconds for each FP16 element that a kernel reads or writes: the least time of a product, too."""
+
+MEAN_US = 6e-6
+"""Microseconds for each element of an image whose mean is taken, in FP16 and FP32: 4.2e-6 to 8e-6 in chains
+of squeeze and excitation (docs/accuracy.md#means-of-images)."""
 
 PRODUCTS_PER_US = {"MatMul": 3.4e8, "Conv": 2.2e8}
 """Highest rate of multiply-adds in FP16: MatMul 4096^3 took 200 us, Conv of 512 channels on 56 x 56 33 us."""
@@ -224,7 +228,7 @@ def fp16_us(node: NodeProto, shapes: Shapes, constants: AbstractSet[str]) -> flo
     kind, count, depth = products(node, shapes)
     if kind:
         us = max(count / PRODUCTS_PER_US[kind], _launched_us(node, shapes, kind, depth))
-        us = max(us, _windows_us(node, shapes, count))
+        us = max(us, _windows_us(node, shapes, count), _moved_us(node, shapes))
         return us if kind == "MatMul" else us * _conv_factor(node, shapes) + _image_us(node, shapes, count)
     if node.op_type in RECURRENT:
         return KERNEL_US * _steps(node, shapes)
@@ -233,6 +237,7 @@ def fp16_us(node: NodeProto, shapes: Shapes, constants: AbstractSet[str]) -> flo
         return 0.0
     # a ReduceMean is counted as the norm that it is a part of
     norm = NORM_US if node.op_type in NORMS | {"ReduceMean"} else 0.0
+    norm += MEAN_US * _elements(node.input[0], shapes) if _is_mean_of_images(node, shapes) else 0.0
     return norm + MOVED_US * _moved_elements(node, shapes, constants)
 
 
@@ -285,13 +290,26 @@ def _image_us(node: NodeProto, shapes: Shapes, count: float) -> float:
 def more_us(node: NodeProto, shapes: Shapes, constants: AbstractSet[str]) -> float:
     """Estimated extra microseconds of the node's own kernel in FP32; arguments as for `fp16_us`."""
     kind, count, depth = products(node, shapes)
-    if kind == "MatMul":
-        return FP32_MATMUL_US + FP32_PRODUCT_US * count
-    if kind == "Conv":
-        one = prod(_sizes(shapes.get(node.input[1]))[2:]) == 1
-        return FP32_CONV_US * count + (FP32_CHANNEL_US if one else FP32_DEPTH_US) * depth
+    if kind:
+        more = FP32_MATMUL_US + FP32_PRODUCT_US * count
+        if kind == "Conv":
+            one = prod(_sizes(shapes.get(node.input[1]))[2:]) == 1
+            more = FP32_CONV_US * count + (FP32_CHANNEL_US if one else FP32_DEPTH_US) * depth
+        return max(more, 2.0 * _moved_us(node, shapes) - fp16_us(node, shapes, constants))
     steps = _steps(node, shapes) if node.op_type in RECURRENT else 0
     return FP32_STEP * KERNEL_US * steps + 2.0 * _moved_elements(node, shapes, constants) / BYTES_PER_US
+
+
+def _moved_us(node: NodeProto, shapes: Shapes) -> float:
+    """The time to read the operands of a node in FP16, weights among them, and to write its result."""
+    return MOVED_US * _moved_elements(node, shapes, frozenset())
+
+
+def _is_mean_of_images(node: NodeProto, shapes: Shapes) -> bool:
+    """True for the mean over height and width, which TensorRT sums slowly."""
+    image, mean = (_sizes(shapes.get(name)) for name in (node.input[0], node.output[0]))
+    known = node.op_type in ("GlobalAveragePool", "ReduceMean") and len(image) == 4
+    return known and prod(mean) == prod(image[:2]) < prod(image)
 
 
 def _waves(node: NodeProto, shapes: Shapes, *, channels: int) -> float:

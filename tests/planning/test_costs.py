@@ -82,6 +82,13 @@ TIMES = [
     pytest.param(
         node("Conv", (1, 64, 56, 56), (64, 1, 3, 3), (1, 64, 56, 56), group=64), 3.28, 0.0, id="depthwise"
     ),
+    pytest.param(
+        node("Conv", (16, 96, 112, 112), (96, 1, 3, 3), (16, 96, 112, 112), group=96),
+        21.39,
+        21.39,
+        id="memory decides",
+    ),
+    pytest.param(node("GlobalAveragePool", (16, 96, 112, 112), (16, 96, 1, 1)), 126.3, 8.029, id="images"),
     pytest.param(node("LayerNormalization", (128, 768), (768,), (128, 768)), 5.319, 0.0819, id="LayerNorm"),
     pytest.param(node("ReduceMean", (128, 768), (768,)), 5.265, 0.0413, id="ReduceMean, of a norm"),
     pytest.param(node("Relu", (1, 64, 56, 56), (1, 64, 56, 56)), 0.2228, 0.1673, id="elementwise"),
@@ -110,10 +117,8 @@ def test_an_unknown_dimension_counts_as_64(op: str) -> None:
 @pytest.mark.parametrize(
     ("sized", "tiles"),
     [
-        pytest.param(node("MatMul", (2, 12000, 64), (64, 300), (2, 12000, 300)), 188 * 3, id="a batch"),
-        pytest.param(
-            node("Conv", (1, 64, 112, 140), (512, 64, 1, 1), (1, 512, 112, 140)), 123 * 4, id="channels"
-        ),
+        pytest.param(node("MatMul", (2, 3000, 64), (64, 300), (2, 3000, 300)), 47 * 3, id="a batch"),
+        pytest.param(node("Conv", (1, 64, 70, 70), (512, 64, 1, 1), (1, 512, 70, 70)), 39 * 4, id="channels"),
         pytest.param(node("MatMul", (40000, 64), (64, 1), (40000, 1)), 313, id="one column"),
         pytest.param(node("MatMul", (64,), (64, 40000), (40000,)), 132, id="a vector: one wave"),
         pytest.param(node("MatMul", (128, 64), (64, 128), (128, 128)), 132, id="one tile: one wave"),
