@@ -37,7 +37,6 @@ FIXED = 10
 """Of the files that can be scanned, one of ten is also fixed, which costs six times as much."""
 
 PROCESSES = 2
-
 CASE_SECONDS = 60.0  # a scan needs about 0.1 s, and a child some seconds to start
 
 ADDRESS_BYTES = 16 * 2**30
@@ -114,8 +113,6 @@ def _npz(**arrays: Any) -> bytes:
 
 
 # -- corruption ------------------------------------------------------------------------------
-
-
 def corrupted(sound: Sequence[dict[str, bytes]], seed: int, number: int) -> Case:
     """The case of a number: one of the sound ones, corrupted one to three times."""
     rng = np.random.default_rng([seed, number])
@@ -249,8 +246,6 @@ def _scalar(descriptor: FieldDescriptor, old: Any, rng: np.random.Generator) -> 
 
 
 # -- trials ----------------------------------------------------------------------------------
-
-
 def trial(case: Case, number: int, folder: Path) -> Outcome:
     """Writes the files of a case to an empty folder and scans the model."""
     for name, content in case.files.items():

@@ -11,7 +11,6 @@ from rewriter.ir.graph import open_graphs
 from rewriter.ir.plan import Range
 
 NAMES = {rule.__name__: rule for rule in (*RULES, *SCAN_RULES)}
-
 Ranges = Mapping[str, Range | tuple[float, float]]
 
 

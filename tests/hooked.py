@@ -10,7 +10,6 @@ import pytest
 from rewriter.ir.model import load
 
 torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed: pip install '.[hooks]'")
-
 Base: Any = torch.nn.Module
 
 
@@ -57,8 +56,7 @@ def casts(path: Path) -> int:
 def fixed(exported: Any) -> onnx.ModelProto:
     """The model that the hook made, which is what the file holds."""
     assert exported.error is None
-    assert exported.result is not None
-    assert exported.result.verdict is not None
+    assert exported.result is not None and exported.result.verdict is not None
     assert exported.result.verdict.passed
     proto: onnx.ModelProto = exported.result.proto
     if exported.path is not None:

@@ -23,7 +23,6 @@ _OF_THE_RESULT = re.compile(r"^\+.*$|^(changed|declined) .*: .*$|^-", re.MULTILI
 """Lines that `outcome` adds to the text of a graph."""
 
 _LARGE = 16  # float constants of more elements are written without values
-
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _WIDTH = 108
 _HEADER = '<ir_version: 8, opset_import: ["" : 17]>\n'  # header of a text that has none

@@ -3,19 +3,21 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from command_lines import flat
+from command_lines import flat, invoke, python, quick
 from graphs import graph
-from paths import ROOT
+from paths import DOCS, ROOT
 from typer.testing import CliRunner
 
 from rewriter import cli
@@ -33,19 +35,13 @@ WEIGHTS = ", ".join(f"{value:.4f}" for value in np.random.default_rng(0).standar
 CONV_CLIP = f"""
     g (float[1,3,8,8] x) => (float[1,4,6,6] y)
     <float[4,3,3,3] w = {{{WEIGHTS}}}, float low = {{0.0}}, float high = {{6.0}}> {{
-        c = Conv(x, w)
-        y = Clip(c, low, high)
-    }}"""
+        c = Conv(x, w) y = Clip(c, low, high) }}"""
 
 CANCELLATION = """
     g (float[1,64] x) => (float[1,64] y)
     <float big = {1000.0}, int64[1] mid = {1}, float[1,1,3] copy = {0, 1, 0}> {
-        h = Unsqueeze(x, mid)
-        v = Conv <pads = [1, 1]> (h, copy)
-        i = Squeeze(v, mid)
-        a = Add(i, big)
-        y = Sub(a, big)
-    }"""
+        h = Unsqueeze(x, mid) v = Conv <pads = [1, 1]> (h, copy) i = Squeeze(v, mid) a = Add(i, big)
+        y = Sub(a, big) }"""
 """Every range fits into FP16, but its spacing around 1000 is 0.5: the difference is lost. A Conv hides it."""
 
 STRUCTURE = ("--passes", "isolate-clip")
@@ -58,22 +54,9 @@ def model(tmp_path: Path) -> Path:
     return save(graph(CONV_CLIP), tmp_path / "model.onnx")
 
 
-def rewriter(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """`python -m rewriter` as a user runs it, from another folder than the checkout's."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "rewriter", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=300)
-
-
-def quick(*arguments: str | Path) -> tuple[int, str, str]:
-    """The same inside this process: exit code, stdout, stderr."""
-    outcome = CliRunner().invoke(cli.app, [str(a) for a in arguments])
-    return outcome.exit_code, outcome.stdout, outcome.stderr
-
-
 def test_fixes_and_verifies(model: Path, tmp_path: Path) -> None:
     """The whole way at the default preset; the build part runs where a TensorRT is installed."""
-    done = rewriter("fix", model, "-o", "fixed.onnx", "--report", "report.json", cwd=tmp_path)
+    done = python("-m", "rewriter", "fix", model, "-o", "fixed.onnx", "--report", "report.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Emulated on random data, which is no proof, built without a GPU, " in flat(done.stdout)
     assert "trtexec --onnx=fixed.onnx --stronglyTyped" in done.stdout
@@ -149,7 +132,7 @@ def test_a_file_named_like_an_option_is_one(line: str, model: Path, monkeypatch:
     name = "--plugin-lib=evil.onnx"
     model.rename(model.with_name(name))
     monkeypatch.chdir(model.parent)
-    done = CliRunner().invoke(cli.app, line.replace("{}", name).split())
+    done = invoke(*line.replace("{}", name).split())
     assert done.exit_code in (0, 1) or f"error: {name}: " in done.stderr
     if line.startswith("fix"):
         assert f" ./{name} " in done.output, "so that the next command takes it for a file, too"
@@ -325,12 +308,6 @@ def test_what_the_fingers_expect_is_answered(model: Path, line: str, answer: str
     assert answer.format(model) in error
 
 
-def python(code: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """A script that calls `main()` after some preparation of the process."""
-    command = [sys.executable, "-c", f"{code}; from rewriter.cli import main; main()", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="sends itself a POSIX signal")
 @pytest.mark.skipif(find_spec("tensorrt_rtx") is None, reason="builds with TensorRT-RTX")
 def test_an_interrupt_of_the_build_keeps_the_file_and_says_what_it_lacks(tmp_path: Path) -> None:
@@ -343,8 +320,9 @@ build = verifier.check_build
 def interrupted(*arguments, **options):
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     return build(*arguments, **options)
-verifier.check_build = interrupted"""
-    done = python(in_a_build, "fix", large, "-o", written)
+verifier.check_build = interrupted
+rewriter.cli.main()"""
+    done = python("-c", in_a_build, "fix", large, "-o", written)
     assert (done.returncode, done.stdout) == (exits.INTERRUPTED, "")
     interrupted = f"interrupted: {written} is written, but not verified to the end"
     assert done.stderr.splitlines()[-1] == interrupted
@@ -385,8 +363,7 @@ def test_a_terminal_sees_progress_and_the_pipe_only_the_report(model: Path) -> N
     out, _ = done.communicate(timeout=300)
     assert done.returncode == 0, drawn.decode()
     os.close(master)
-    assert b"rewriting: simplify" in drawn
-    assert b"\x1b[" in drawn
+    assert b"rewriting: simplify" in drawn and b"\x1b[" in drawn
     assert b"\x1b" not in out
 
 
@@ -422,7 +399,7 @@ GROUPS = ["A model", "More"]
 
 
 def test_help_fits_a_screen_in_groups() -> None:
-    lines = rewriter("--help").stdout.strip().splitlines()
+    lines = python("-m", "rewriter", "--help").stdout.strip().splitlines()
     assert len(lines) < SCREEN_LINES, "the prompt takes one"
     assert max(map(len, lines)) <= SCREEN_COLUMNS
     assert [line.strip("╭─╮ ") for line in lines if line.startswith("╭")] == GROUPS
@@ -477,7 +454,7 @@ def test_passes_and_presets_are_listed_with_the_default_marked() -> None:
     assert [one["name"] for one in content if one["default"]] == ["trt-fp16"]
 
 
-ASKED = [
+ASKED: list[Any] = [
     pytest.param(["--version"], {}, id="the version"),
     pytest.param(
         [],
@@ -488,7 +465,7 @@ ASKED = [
 
 
 @pytest.mark.parametrize(("words", "variables"), ASKED)
-def test_what_a_shell_waits_for_loads_no_library(words: list[str], variables: dict[str, str]) -> None:
+def test_what_a_shell_waits_for_loads_no_library(words: list[str], variables: dict[str, Any]) -> None:
     """Neither onnx nor NumPy, which take longer than all else."""
     code = f"""
 import sys
@@ -498,9 +475,35 @@ try:
     main()
 finally:
     print([name for name in ("numpy", "onnx", "rewriter.jobs") if name in sys.modules])"""
-    environment = {**os.environ, **variables}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment
-    )
+    done = python("-c", code, **variables)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
     assert not words or done.stdout.startswith("rewriter 0.")
+
+
+CITED = re.compile(r"docs/(?!PAGE)([\w-]+\.md)(?:#([\w-]+))?")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("words", [[], ["fix"], ["passes", "show"]], ids=" ".join)
+def test_help_of_a_command_is_its_own(words: list[str]) -> None:
+    shown, own = (invoke(*line) for line in (["help", *words], [*words, "--help"]))
+    assert shown.exit_code == own.exit_code == 0
+    assert shown.output == own.output
+
+
+def test_help_of_no_command_is_an_error() -> None:
+    done = invoke("help", "fixx")
+    assert done.exit_code == 2 and "fixx" in done.output
+
+
+def citations() -> Iterator[tuple[str, str]]:
+    """Page and section of what docstrings, comments and messages of the package cite."""
+    for path in sorted((ROOT / "rewriter").rglob("*.py")):
+        yield from CITED.findall(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("page", "section"), sorted(set(citations())))
+def test_what_the_package_cites_exists(page: str, section: str) -> None:
+    headings = HEADING.findall((DOCS / page).read_text(encoding="utf-8"))
+    slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    assert not section or section in slugs

@@ -7,11 +7,11 @@ import graphs
 import numpy as np
 import onnx
 import pytest
+from command_lines import invoke
 from onnx import numpy_helper
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 import rewriter
-from rewriter.cli import app
 from rewriter.ir.model import load, save
 from rewriter.passes.algorithms.rescaling.apply import EXPONENTS, between, record, recorded
 
@@ -19,7 +19,7 @@ TWO = "g (float[n,4] x) => (float[n,4] y) { a = Tanh(x) y = Add(a, x) }"
 
 
 def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["locate", *map(str, arguments)], env={"COLUMNS": "160"})
+    return invoke("locate", *arguments, COLUMNS="160")
 
 
 @pytest.fixture
@@ -31,8 +31,7 @@ OVERFLOWING = """
     g (float[1,8,16,16] x, float[8,8,3,3] u, float[8,8,3,3] v, float[8,8,3,3] w) => (float[1,8,16,16] y) {
         a = Conv<pads = [1,1,1,1]>(x, u)  b = Relu(a)
         c = Conv<pads = [1,1,1,1]>(b, v)  d = Relu(c)
-        e = Conv<pads = [1,1,1,1]>(d, w)  y = Tanh(e)
-    }"""
+        e = Conv<pads = [1,1,1,1]>(d, w)  y = Tanh(e) }"""
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +93,7 @@ def test_the_sample_that_verify_calls_worst_is_looked_at(tmp_path: Path) -> None
         np.savez(folder / f"{number}.npz", x=np.full((8, 4), 1.01 if number == 3 else 1.0, np.float32))
     output = " ".join(run(model, other, "--inputs", folder).output.split())
     assert "The first wrong tensor is a of node Min(a) (Min), error 0.0099" in output
-    assert "3.npz, the worst of 6 samples by verify" in output
-    assert "all values are 1" in output
+    assert "3.npz, the worst of 6 samples by verify" in output and "all values are 1" in output
 
 
 def test_what_verify_excuses_is_not_wrong(tmp_path: Path) -> None:

@@ -12,18 +12,16 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from command_lines import invoke
 from graphs import graph, with_weights
 from paths import ROOT
 from stored import made
-from typer.testing import CliRunner
 
-from rewriter import cli
 from rewriter.base.errors import UsageError
 from rewriter.cli.parameters import check_extra
 from rewriter.ir.model import save
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="devices, pipes, links and modes of POSIX")
-
 QUICK = ("--passes", "clean-casts", "--precision", "fp32", "--no-verify", "-q")
 TEXT = "g (float[2,8] x) => (float[2,8] y) { y = Sigmoid(x) }"
 
@@ -34,7 +32,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def fix(*arguments: str | Path) -> tuple[int, str]:
-    outcome = CliRunner().invoke(cli.app, ["fix", *map(str, arguments), *QUICK])
+    outcome = invoke("fix", *arguments, *QUICK)
     return outcome.exit_code, outcome.output
 
 
@@ -141,7 +139,7 @@ class TestReports:
         report = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
         assert report["output"] == f"{tmp_path}/m\\udcff.onnx"
         assert {p.name for p in tmp_path.glob("*.data")} == {"m_.onnx.1.data"}
-        whole = CliRunner().invoke(cli.app, ["fix", str(odd), "--dry-run", "--no-verify"])
+        whole = invoke("fix", odd, "--dry-run", "--no-verify")
         assert whole.exit_code == 0, "the source is in the metadata of the fixed model"
 
     def test_a_report_that_cannot_be_written_says_that_the_model_was(
@@ -221,9 +219,8 @@ class TestInputs:
     def test_every_command_asks_before_the_work(self, folder: Path, line: str, name: str) -> None:
         command, *flags = line.split()
         before = (folder / name).read_bytes()
-        models = [str(folder / "m.onnx")] * (1 if command in ("fix", "scan") else 2)
-        arguments = [command, *models, "--inputs", str(folder / "data.npz"), *flags, str(folder / name)]
-        outcome = CliRunner().invoke(cli.app, arguments)
+        models = [folder / "m.onnx"] * (1 if command in ("fix", "scan") else 2)
+        outcome = invoke(command, *models, "--inputs", folder / "data.npz", *flags, folder / name)
         assert (outcome.exit_code, "it would overwrite" in outcome.output) == (2, True), outcome.output
         assert (folder / name).read_bytes() == before
 

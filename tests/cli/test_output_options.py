@@ -6,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_lines import invoke
 from graphs import graph
-from typer.testing import CliRunner
 
-from rewriter.cli import app
 from rewriter.ir.model import save
 from rewriter.pipeline.options import share_from_text
 from rewriter.report import progress as progress_report
@@ -40,7 +39,7 @@ COMMANDS = ["fix", "scan", "verify", "locate", "compare-inputs"]
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_json_has_stdout_for_itself(name: str, files: dict[str, str]) -> None:
-    done = CliRunner().invoke(app, [*command(name, files), "--json", "-"])
+    done = invoke(*command(name, files), "--json", "-")
     assert not done.exit_code, done.output
     assert json.loads(done.stdout)["schema_version"] == 1
     assert done.stderr, "the report is not lost"
@@ -48,9 +47,7 @@ def test_json_has_stdout_for_itself(name: str, files: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_quiet_is_one_line_and_verbose_says_more(name: str, files: dict[str, str]) -> None:
-    outputs = [
-        CliRunner().invoke(app, [*command(name, files), *more]).stdout for more in (["-q"], [], ["-v"])
-    ]
+    outputs = [invoke(*command(name, files), *more).stdout for more in (["-q"], [], ["-v"])]
     quiet, usual, verbose = (text.splitlines() for text in outputs)
     assert len(quiet) == 1
     assert usual[0] == verbose[0] == quiet[0], "the verdict comes first"
@@ -60,9 +57,9 @@ def test_quiet_is_one_line_and_verbose_says_more(name: str, files: dict[str, str
 
 def test_json_of_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["config", "--json", "-"])
+    done = invoke("config", "--json", "-")
     assert json.loads(done.stdout)["options"]["preset"]["value"] == "trt-fp16"
-    quiet = CliRunner().invoke(app, ["config", "-q"]).stdout
+    quiet = invoke("config", "-q").stdout
     assert "preset" not in quiet
 
 
@@ -76,7 +73,7 @@ def test_a_latency_cost(text: str, share: float) -> None:
 
 @pytest.mark.parametrize("text", ["20", "1", "1.5"])
 def test_a_latency_cost_that_may_mean_two_things_is_asked_about(text: str, files: dict[str, str]) -> None:
-    done = CliRunner().invoke(app, ["fix", files["m"], "--dry-run", "--max-latency-cost", text])
+    done = invoke("fix", files["m"], "--dry-run", "--max-latency-cost", text)
     assert done.exit_code == 2
     assert f"{text}% for that much more latency" in done.stderr
     assert f"{text}x for that many times of it" in done.stderr

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command_lines import python
 from graphs import graph
 from paths import ROOT
 
 from rewriter.ir.model import save
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="homes, users, devices and limits of Linux")
-
 QUICK = ("--no-build", "--passes", "clean-casts", "--precision", "fp32", "--no-verify")
 WITHOUT = "warning: it works without a cache: "
 Change = Callable[[Path, dict[str, str | None]], None]
@@ -89,12 +89,8 @@ def test_a_user_without_a_name_and_a_home_has_no_cache(tmp_path: Path) -> None:
     code = "import os, platformdirs, tempfile; from rewriter.runtime.engines.caches import obstacle\n"
     code += "os.setuid(54321); print(obstacle())"
     tmp_path.chmod(0o777)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    for name in ("HOME", "REWRITER_CACHE", "XDG_CACHE_HOME"):
-        environment.pop(name, None)
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
+    unset = dict.fromkeys(("HOME", "REWRITER_CACHE", "XDG_CACHE_HOME"))
+    done = python("-c", code, cwd=tmp_path, **unset)
     assert "this user has no home folder; REWRITER_CACHE may name another folder" in done.stdout, done.stderr
     assert [*tmp_path.iterdir()] == []
 

@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_lines import invoke
 from graphs import graph
 from rich.text import Text
-from typer.testing import CliRunner
 
-from rewriter import cli
 from rewriter.base.text import command_line, one_line
 from rewriter.ir.model import Model, load, save
 from rewriter.report.tables import Cell, Table
@@ -31,10 +30,7 @@ def evil() -> Model:
     source = graph(
         """
         g (float[1,64] x) => (float[1,64] y) <float big = {30.0}> {
-            [first] a = Add(x, big)
-            [second] b = Exp(a)
-            [third] y = Sub(b, big)
-        }"""
+            [first] a = Add(x, big) [second] b = Exp(a) [third] y = Sub(b, big) }"""
     ).whole()
     for node in source.graph.node:
         node.name += EVIL
@@ -65,7 +61,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize(("command", "named"), COMMANDS)
 def test_no_control_character_is_printed(model: Path, command: str, named: str) -> None:
-    outcome = CliRunner().invoke(cli.app, command.replace("{}", str(model)).split())
+    outcome = invoke(*command.replace("{}", str(model)).split())
     assert outcome.exit_code in (0, 1, 2), outcome.output
     text = outcome.stdout + outcome.stderr
     assert not CONTROLS & set(text)
@@ -78,7 +74,7 @@ def test_no_control_character_is_printed(model: Path, command: str, named: str) 
 
 def test_a_report_in_json_holds_the_name_as_it_is(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "r.json"
-    assert CliRunner().invoke(cli.app, ["scan", str(model), "--json", str(path), "-q"]).exit_code == 0
+    assert invoke("scan", model, "--json", path, "-q").exit_code == 0
     text = path.read_text(encoding="utf-8")
     assert not CONTROLS & set(text), "it may be shown on a terminal, too"
     assert any(EVIL in node for finding in json.loads(text)["findings"] for node in finding["nodes"])
@@ -86,8 +82,7 @@ def test_a_report_in_json_holds_the_name_as_it_is(model: Path, tmp_path: Path) -
 
 def test_a_page_and_a_log_for_code_hosts_hold_it_on_one_line(model: Path, tmp_path: Path) -> None:
     page, log = tmp_path / "r.html", tmp_path / "r.sarif"
-    command = ["scan", str(model), "--report", str(page), "--sarif", str(log), "-q"]
-    assert CliRunner().invoke(cli.app, command).exit_code == 0
+    assert invoke("scan", model, "--report", page, "--sarif", log, "-q").exit_code == 0
     text = page.read_text(encoding="utf-8")
     assert not CONTROLS & set(text) and not re.search(r"u202e|^::error", text.replace("\\u202e", ""), re.M)
     (run,) = json.loads(log.read_text(encoding="utf-8"))["runs"]
@@ -102,7 +97,7 @@ def test_a_name_of_a_file_is_on_one_line_too(tmp_path: Path) -> None:
     folder.mkdir()
     path = save(evil(), folder / "-m\n\u202e.onnx")
     for words in (["scan", str(path)], ["scan", f"{path}x"], ["hook", "scan", str(path)]):
-        outcome = CliRunner().invoke(cli.app, words)
+        outcome = invoke(*words)
         text = outcome.stdout + outcome.stderr
         assert "\u202e" not in text and not FORGED.search(text)
 
@@ -114,7 +109,7 @@ def test_a_name_of_a_file_need_not_be_text(monkeypatch: pytest.MonkeyPatch, tmp_
     save(graph("g (float[2] x) => (float[2] y) { y = Exp(x) }"), tmp_path / name)
     command = ["scan", name, "--json", "r.json", "--sarif", "r.sarif", "--report", "r.html"]
     for words in (command, ["report", "r.json", "-o", "again.html"]):
-        outcome = CliRunner().invoke(cli.app, words)
+        outcome = invoke(*words)
         assert outcome.exit_code == 0, outcome.output
     assert "m%FF.onnx" in (tmp_path / "r.sarif").read_text()
     assert "m\\udcff.onnx" in (tmp_path / "again.html").read_text()

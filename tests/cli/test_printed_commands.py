@@ -4,35 +4,27 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from command_lines import invoke, python
 from graphs import graph
-from typer.testing import CliRunner
 
-from rewriter.cli import app
 from rewriter.ir.model import save
 
 NET = """
     g (float[n,3,h,w] x) => (float[n,3,h,w] y) <float big = {1e3}, float eps = {1e-12}> {
-        ["/scale"] a = Mul(x, big)
-        ["/square"] s = Mul(a, a)
-        ["/mean"] m = ReduceMean <axes = [1]> (s)
-        ["/eps"] e = Add(m, eps)
-        ["/root"] r = Sqrt(e)
-        ["/norm"] y = Div(a, r)
-    }"""
+        ["/scale"] a = Mul(x, big) ["/square"] s = Mul(a, a)
+        ["/mean"] m = ReduceMean <axes = [1]> (s) ["/eps"] e = Add(m, eps) ["/root"] r = Sqrt(e)
+        ["/norm"] y = Div(a, r) }"""
 """A norm of its own over channels, which overflows in FP16."""
 
 SIZED = """
     g (float[1,3,8,8] x, int64[2] size) => (float[1,3,?,?] y) <int64[2] head = {1, 3}> {
-        s = Concat <axis = 0> (head, size)
-        y = Resize <mode = "linear"> (x, , , s)
-    }"""
+        s = Concat <axis = 0> (head, size) y = Resize <mode = "linear"> (x, , , s) }"""
 
 COMMANDS = re.compile(r"^(?:Next|then|or) {2,}(?P<command>.+)$", re.MULTILINE)
 
@@ -63,7 +55,7 @@ def run(line: str) -> tuple[int, list[str]]:
     """The exit code of a command of ours, and the commands that it prints."""
     program, *words = shlex.split(line)
     assert program == "rewriter"
-    done = CliRunner().invoke(app, words)
+    done = invoke(*words)
     assert done.exit_code in (0, 1), done.output
     return done.exit_code, [match["command"] for match in COMMANDS.finditer(done.output)]
 
@@ -102,7 +94,7 @@ def test_the_script_that_fix_prints_builds_an_engine(line: str, desk: Path) -> N
     _, (build, _) = run(f"{line} python --target tensorrt-rtx")
     program, *words = shlex.split(build)
     assert program == "python"
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    done = python(*words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (desk / "my out.engine").stat().st_size
 
@@ -131,7 +123,7 @@ def test_what_verify_prints_runs_and_finds_the_tensor(data: str, desk: Path) -> 
 
 
 def test_what_errors_say_to_run_parses(desk: Path) -> None:
-    done = CliRunner().invoke(app, ["fix", "net.onnx", "sized.onnx"])
+    done = invoke("fix", "net.onnx", "sized.onnx")
     (line,) = re.findall(r"what to do: (rewriter batch .*) fixes them all", done.output)
     (desk / "FOLDER").mkdir()
-    assert CliRunner().invoke(app, shlex.split(line)[1:]).exit_code == 0
+    assert invoke(*shlex.split(line)[1:]).exit_code == 0

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_lines import invoke
 from graphs import graph
-from typer.testing import CliRunner
 
-from rewriter import cli
 from rewriter.ir.model import save
 
 OVERFLOWS = "g (float[2] x) => (float[2] y) <float k = {1e5}> { a = Mul(x, k) y = Neg(a) }"
@@ -25,8 +24,8 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken.onnx").write_bytes(b"\x08\x07 this is no model")
 
 
-def run(*arguments: str) -> int:
-    return CliRunner().invoke(cli.app, arguments, catch_exceptions=False).exit_code
+def code(*words: str) -> int:
+    return invoke(*words).exit_code
 
 
 COMMANDS = [pytest.param(["scan"], id="scan"), pytest.param(["hook", "scan"], id="hook scan")]
@@ -34,7 +33,7 @@ COMMANDS = [pytest.param(["scan"], id="scan"), pytest.param(["hook", "scan"], id
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_all_models_share_one_json_and_one_sarif(command: list[str]) -> None:
-    assert run(*command, "bad.onnx", "broken.onnx", "good.onnx", "--json=all.json", "--sarif=all.sarif") == 2
+    assert code(*command, "bad.onnx", "broken.onnx", "good.onnx", "--json=all.json", "--sarif=all.sarif") == 2
     found = json.loads(Path("all.json").read_text())
     assert [(one["input"], one["counts"]["error"] > 0) for one in found["models"]] == [
         ("bad.onnx", True),
@@ -48,9 +47,9 @@ def test_all_models_share_one_json_and_one_sarif(command: list[str]) -> None:
 
 
 def test_one_error_in_many_fails() -> None:
-    assert run("scan", "good.onnx", "bad.onnx", "--fail-on=error") == 1
-    assert run("scan", "good.onnx", "good.onnx", "--fail-on=error") == 0
+    assert code("scan", "good.onnx", "bad.onnx", "--fail-on=error") == 1
+    assert code("scan", "good.onnx", "good.onnx", "--fail-on=error") == 0
 
 
 def test_a_page_of_many_is_refused() -> None:
-    assert run("scan", "good.onnx", "bad.onnx", "--report=page.html") == 2
+    assert code("scan", "good.onnx", "bad.onnx", "--report=page.html") == 2

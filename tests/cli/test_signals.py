@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from command_lines import python
 from graphs import graph
 from nightly import NIGHTLY
 from paths import ROOT
@@ -19,7 +20,6 @@ from rewriter.ir.model import save
 from rewriter.report.signals import AGAIN_S, current, listening
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX signals")
-
 TELEMETRY = ".ses"  # ONNX Runtime's, which is not ours to remove
 
 SCRIPT = """
@@ -91,7 +91,7 @@ def test_typer(
 def test_little_is_loaded_before_ctrl_c_is_caught() -> None:
     """Ctrl-C shows a traceback until then, as it does while Python itself starts."""
     code = "import sys, rewriter.__main__; print('typing' in sys.modules)"
-    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = python("-S", "-c", code)
     assert done.stdout.split() == ["False"], done.stderr
 
 

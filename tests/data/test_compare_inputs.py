@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from command_lines import invoke
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.ndimage import gaussian_filter
-from typer.testing import CliRunner
 
-from rewriter.base.errors import InputsError
-from rewriter.cli import app
+import rewriter
+from rewriter.base.errors import InputsError, UsageError
 from rewriter.input_comparison.job import compare_arrays, compare_inputs
 from rewriter.ir.model import Array
 
@@ -218,10 +219,10 @@ def test_the_command_prints_the_differences_and_exits_with_1(tmp_path: Path) -> 
     ours = written(tmp_path, "ours", image=inner(Pipeline("ImageNet")))
     theirs = written(tmp_path, "theirs", image=inner(Pipeline("0..255", "NHWC", bgr=True)))
     told = tmp_path / "told.json"
-    result = CliRunner().invoke(app, ["compare-inputs", str(ours), str(theirs), "--json", str(told)])
+    result = invoke("compare-inputs", ours, theirs, "--json", told)
     assert result.exit_code == 1
     assert "is BGR (if ours is RGB), is not divided by 255" in " ".join(result.output.split())
-    assert CliRunner().invoke(app, ["compare-inputs", str(ours), str(ours)]).exit_code == 0
+    assert invoke("compare-inputs", ours, ours).exit_code == 0
     array = json.loads(told.read_text())["samples"][0]["arrays"][0]
     assert [d["kind"] for d in array["differences"]] == ["layout", "channel-order", "scale", "normalization"]
     assert array["sentence"].startswith(
@@ -255,4 +256,95 @@ def test_a_broken_file_is_an_error_that_names_it(tmp_path: Path, content: bytes)
     broken.write_bytes(content)
     with pytest.raises(InputsError, match="broken"):
         compare_inputs(ours, broken)
-    assert CliRunner().invoke(app, ["compare-inputs", str(ours), str(broken)]).exit_code == 2
+    assert invoke("compare-inputs", ours, broken).exit_code == 2
+
+
+RNG = np.random.default_rng(0)
+PHOTO: Array = RNG.integers(0, 256, (24, 32, 3), np.uint8)
+RGB: Array = PHOTO.transpose(2, 0, 1)[None].astype(np.float32)
+BGR: Array = RGB[:, ::-1]
+
+
+def _file(folder: Path, array: Array) -> Path:
+    path = folder / f"{array[0, 0, 0, 0]}.npz"
+    np.savez(path, x=array)
+    return path
+
+
+def _tensor(folder: Path, array: Array) -> Any:
+    torch = pytest.importorskip("torch")
+    return torch.from_numpy(array.copy()).requires_grad_()
+
+
+SHAPES: list[Any] = [
+    pytest.param(lambda folder, array: array, "array", id="an array"),
+    pytest.param(lambda folder, array: {"x": array}, "x", id="a dict"),
+    pytest.param(lambda folder, array: [({"x": array}, 3)], "x", id="a dict and a label"),
+    pytest.param(lambda folder, array: [(array, 3)], "array", id="an array and a label"),
+    pytest.param(lambda folder, array: lambda: {"x": array}, "x", id="a function"),
+    pytest.param(_tensor, "array", id="a tensor that needs a gradient"),
+    pytest.param(_file, "x", id="a path"),
+]
+
+
+@pytest.mark.parametrize(("made", "name"), SHAPES)
+def test_all_that_inputs_takes_works(made: Callable[[Path, Array], Any], name: str, tmp_path: Path) -> None:
+    found = rewriter.compare_inputs(made(tmp_path, RGB), made(tmp_path, BGR))
+    (sample,) = found.samples
+    assert [array.name for array in sample.arrays] == [name]
+    assert {d.kind for d in sample.arrays[0].differences} == {"channel-order"}
+    same = rewriter.compare_inputs(made(tmp_path, RGB), made(tmp_path, RGB))
+    assert (same.differ, same.counts) == (False, (1, 1))
+
+
+def test_a_file_is_compared_with_an_array(tmp_path: Path) -> None:
+    assert not rewriter.compare_inputs(_file(tmp_path, RGB), RGB).differ
+    assert rewriter.compare_inputs({"image": RGB}, [BGR, RGB]).counts == (1, 2)
+
+
+def test_arrays_of_a_tuple_are_told_apart() -> None:
+    found = rewriter.compare_inputs((RGB, np.arange(4)), (RGB, np.arange(1, 5)))
+    differing = {array.name: bool(array.differences) for array in found.samples[0].arrays}
+    assert differing == {"array 0": False, "array 1": True}
+
+
+def test_an_array_that_one_side_lacks_is_named() -> None:
+    both, one = {"x": RGB, "ids": np.arange(4)}, {"x": RGB}
+    for sides, phrase in (
+        ((both, one), "has no array 'ids'"),
+        ((one, both), "has an array 'ids' that ours lacks"),
+    ):
+        (sample,) = rewriter.compare_inputs(*sides).samples
+        assert [array.sentence for array in sample.arrays] == ["no difference", f"theirs {phrase}"]
+
+
+def test_labels_of_a_loader_are_dropped_where_the_other_side_has_one_array() -> None:
+    labelled = [[RGB, np.arange(1)], [RGB, np.arange(1)]]
+    for sides in ((labelled, [BGR, BGR]), ([BGR, BGR], labelled)):
+        found = rewriter.compare_inputs(*sides)
+        assert [len(sample.arrays) for sample in found.samples] == [1, 1]
+        assert "BGR" in found.samples[0].arrays[0].sentence
+
+
+WRONG: list[Any] = [
+    pytest.param({"ours": 3}, UsageError, "`ours`: cannot read samples from an int", id="a number"),
+    pytest.param({"theirs": None}, UsageError, "`theirs`: cannot read samples from a NoneType", id="nothing"),
+    pytest.param({"ours": [1, 2]}, UsageError, "`ours` sample 0: it is an int without arrays", id="numbers"),
+    pytest.param(
+        {"theirs": lambda: 3},
+        UsageError,
+        "`theirs`: cannot read samples from an int",
+        id="a function's result",
+    ),
+    pytest.param({"samples": 0}, UsageError, "`samples`: it cannot be 0", id="no samples"),
+    pytest.param({"ours": []}, InputsError, "there is no sample", id="an empty list"),
+    pytest.param({"ours": {"x": ["a"]}}, InputsError, "not numbers", id="text"),
+    pytest.param({"ours": {"x": [[1], [1, 2]]}}, InputsError, "parts differ in shape", id="ragged"),
+]
+
+
+@pytest.mark.parametrize(("keywords", "kind", "words"), WRONG)
+def test_a_wrong_argument_is_named(keywords: dict[str, Any], kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words) as caught:
+        rewriter.compare_inputs(**{"ours": RGB, "theirs": RGB, **keywords})
+    assert "--" not in str(caught.value)

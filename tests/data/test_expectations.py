@@ -7,10 +7,9 @@ from pathlib import Path
 import graphs
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from command_lines import invoke
 
 import rewriter
-from rewriter.cli import app
 from rewriter.ir.model import Array, Model, save
 from rewriter.runtime.expectations import conflicts
 
@@ -24,8 +23,7 @@ def image_model(body: str, data: str = "float[1,3,16,16] x") -> Model:
         <float[4,3,3,3] w = {{{", ".join(["0.1"] * 108)}}},
          float d = {{255.0}}, float s = {{0.00392156862}}, float zero = {{0.0}}, float two = {{2.0}},
          float[3,1,1] mean = {{0.485, 0.456, 0.406}}, float[3,1,1] std = {{0.229, 0.224, 0.225}}> {{
-            {body}
-        }}""")
+            {body} }}""")
 
 
 CONV = "y = Conv<pads = [1,1,1,1]>({}, w)"
@@ -109,7 +107,7 @@ class TestWarnings:
             ["verify", source, out, "--engine", "emulation", "--json", str(told)],
             ["scan", source, "--json", str(told)],
         ):
-            done = CliRunner().invoke(app, [*arguments, "--inputs", data])
+            done = invoke(*arguments, "--inputs", data)
             assert done.exit_code == 0, done.output
             assert WARNED_OF in " ".join(done.output.split())
             assert any(WARNED_OF in text for text in json.loads(told.read_text())["warnings"])

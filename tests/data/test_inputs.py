@@ -39,7 +39,6 @@ def same(actual: Samples, wanted: list[dict[str, Array]]) -> None:
 
 
 # -- what is read ----------------------------------------------------------------------------
-
 WANTED = [sample(1), sample(2, rows=4), sample(3)]
 
 
@@ -137,7 +136,6 @@ def test_one_sample_of_a_generator_is_in_memory_at_a_time() -> None:
 
 
 # -- what is refused -------------------------------------------------------------------------
-
 BAD: list[Any] = [
     pytest.param({"imgae": 0, "ids": 0}, "no input 'imgae'; did you mean 'image'?", id="a slip in a name"),
     pytest.param({"image": sample()["image"]}, "no array for input 'ids'", id="a missing input"),
@@ -237,8 +235,6 @@ def test_values_that_are_no_tensor_are_refused(model: Model, feed: object, words
 
 
 # -- random data -----------------------------------------------------------------------------
-
-
 def first(model: Model, **options: Any) -> dict[str, Array]:
     return next(iter(random_samples(model, **options)))
 
@@ -412,7 +408,6 @@ def test_values_that_an_input_does_not_take(values: dict[str, Any], words: str) 
 
 
 # -- the samples of a run --------------------------------------------------------------------
-
 PROFILE = Deployment(profile={"image": ((1, 3), (5, 3), (8, 3)), "ids": ((1,), (5,), (8,))})
 
 

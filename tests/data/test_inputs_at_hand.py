@@ -10,12 +10,11 @@ from typing import Any
 import graphs
 import numpy as np
 import pytest
+from command_lines import invoke
 from PIL import Image
-from typer.testing import CliRunner
 
 import rewriter
 from rewriter.base.errors import InputsError, UsageError
-from rewriter.cli import app
 from rewriter.ir.model import Model
 from rewriter.runtime.inputs import load_samples
 from rewriter.runtime.inputs.arranging import MOST_ITEMS
@@ -25,7 +24,6 @@ ONE = graphs.graph("g (float[1,3] x) => (float[1,3] y) { y = Relu(x) }")
 FREE = graphs.graph("g (float[N,3] x) => (float[N,3] y) { y = Relu(x) }")
 TWO = graphs.graph("g (float[1,3] x, int64[1] ids) => (float[1,3] y) { y = Relu(x) }")
 PHOTO = graphs.graph("g (float[1,3,8,8] x) => (float[1,3,8,8] y) { y = Relu(x) }")
-
 BATCH = np.arange(12, dtype=np.float32).reshape(4, 3)
 IDS = np.arange(4)
 
@@ -190,7 +188,7 @@ def test_the_steps_are_recorded_and_the_next_command_repeats_them(photographs: P
     steps = ["--inputs", str(photographs), "--image-preprocess", "size=8,order=BGR"]
     report, page = tmp_path / "report.json", tmp_path / "report.html"
     for path in (report, page):
-        done = CliRunner().invoke(app, ["scan", str(model), *steps, "--report", str(path)])
+        done = invoke("scan", model, *steps, "--report", path)
     assert f"-o net.fixed.onnx {shlex.join(steps)}" in done.output
     data = json.loads(report.read_text())["data"]
     assert (data["path"], data["preprocess"]) == (str(photographs), "size=8,order=BGR")

@@ -2,7 +2,6 @@
 
 import math
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from command_lines import python
 from nightly import NIGHTLY
 from paths import ROOT
 
@@ -22,6 +22,7 @@ from rewriter.ir.plan import Range
 from rewriter.runtime.emulation import reference
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.ranges import Ranges, measure, range_of
+from rewriter.runtime.ranges.depth import along_depth
 from rewriter.runtime.ranges.instrument import instrument
 from rewriter.runtime.ranges.reductions import BLOCK, SMALL
 
@@ -59,19 +60,7 @@ def close(actual: Range, wanted: Range, rel: float = 0.0) -> None:
 
 
 # -- against the tensors themselves ----------------------------------------------------------
-
-
-CASES = [
-    "nafnet",
-    "convnext",
-    "bert",
-    "llama_block",
-    "rtdetr",
-    "t5_encoder",
-    "qdq",
-    "mixed_casts",
-    "mismatch",
-]
+CASES = "nafnet convnext bert llama_block rtdetr t5_encoder qdq mixed_casts mismatch".split()
 
 
 @pytest.mark.parametrize("name", CASES if NIGHTLY else CASES[2::3])
@@ -108,10 +97,8 @@ def test_many_tensors_are_packed_in_blocks() -> None:
     lines = [f"t{i} = Add(t{i - 1}, one)" for i in range(1, count)]
     body = f"""g (float[3,2] t0, float[{wide}] v0) => (float[3,2] t{count - 1}, float[{wide}] v{count - 1})
         <float one = {{1}}> {{ {" ".join(lines)} {" ".join(lines).replace("t", "v")} }}"""
-    small, large = (
-        np.array([[-1, 0], [2, 3], [0.5, 0]], np.float32),
-        np.linspace(-4, 4, SMALL + 1, dtype=np.float32),
-    )
+    small = np.array([[-1, 0], [2, 3], [0.5, 0]], np.float32)
+    large = np.linspace(-4, 4, SMALL + 1, dtype=np.float32)
     found = ranges(body, {"t0": small, "v0": large})
     for i in (0, 1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, count - 1):
         close(found[0, f"t{i}"], expected(small + i))
@@ -137,7 +124,6 @@ def test_a_tensor_of_unknown_rank() -> None:
 
 
 # -- what is not a number --------------------------------------------------------------------
-
 PLACES = [pytest.param(0, id="first"), pytest.param(4, id="in the middle"), pytest.param(9, id="last")]
 SHAPES = [
     pytest.param("10", 10, id="stacked"),
@@ -154,8 +140,7 @@ def test_one_nan_is_never_in_range(dim: str, size: int, place: int) -> None:
     x[place] = -1
     lines = " ".join(f"t{i} = Sqrt(x)" for i in range(4))
     found = ranges(f"g (float[{dim}] x) => (float[{dim}] t0) {{ {lines} }}", {"x": x})
-    assert found[0, "x"].finite
-    assert not found[0, "t0"].finite
+    assert found[0, "x"].finite and not found[0, "t0"].finite
     assert math.isnan(found[0, "t0"].mean_abs)
     assert found[0, "t0"].absmax == math.inf
 
@@ -182,12 +167,9 @@ def test_values_that_are_unusual(dim: str, op: str, samples: list[list[float]], 
 
 
 # -- constants and copies --------------------------------------------------------------------
-
-
 def test_constants_are_read_without_running() -> None:
     body = """g (float[2] x) => (float[2] y) <float[2] w = {-3, 5}, int64[1] i = {7}> {
-        c = Constant<value = float {70000}>()
-        f = Constant<value_floats = [1.0, -8.0]>()
+        c = Constant<value = float {70000}>() f = Constant<value_floats = [1.0, -8.0]>()
         a = Add(x, w) b = Add(a, c) y = Add(b, f) }"""
     found = ranges(body)
     assert found[0, "w"] == Range(-3, 5, 4, True)
@@ -257,7 +239,6 @@ def test_other_float_types_are_measured() -> None:
 
 
 # -- samples ---------------------------------------------------------------------------------
-
 NEG = "g (float[2] x) => (float[2] y) { y = Neg(x) }"
 
 
@@ -294,7 +275,6 @@ def test_a_sample_that_does_not_fit_is_an_error() -> None:
 
 
 # -- operators without a kernel --------------------------------------------------------------
-
 CUSTOM = [
     pytest.param("p = Plugin(a)", "Plugin", id="no schema"),
     pytest.param("p = acme.Plugin(a)", "acme.Plugin", id="another domain"),
@@ -329,7 +309,6 @@ def test_what_hides_no_tensor_and_what_hides_all() -> None:
 
 
 # -- subgraphs -------------------------------------------------------------------------------
-
 BRANCHES = """g (float[2] x, bool c) => (float[2] y) {
     a = Neg(x)
     y = If(c) <
@@ -462,7 +441,6 @@ def test_an_unknown_operator_in_a_subgraph_hides_the_whole_node_and_scopes_are_c
 
 
 # -- memory ----------------------------------------------------------------------------------
-
 CHAIN = """
 import resource, sys, numpy as np
 from graphs import graph
@@ -482,14 +460,7 @@ print(peak() - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss in KiB is Linux's")
 def test_memory_grows_neither_with_tensors_nor_with_samples() -> None:
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    run = subprocess.run(
-        [sys.executable, "-c", CHAIN],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-        check=False,
-    )
+    run = python("-c", CHAIN, PYTHONPATH=os.pathsep.join([str(ROOT), str(ROOT / "tests")]))
     assert run.returncode == 0, run.stderr
     assert int(run.stdout) < 100, "MiB; all tensors together are 480"
 
@@ -497,11 +468,7 @@ def test_memory_grows_neither_with_tensors_nor_with_samples() -> None:
 def test_means_of_channels_are_averaged_over_the_samples() -> None:
     text = """
         g (float[2,3,4] x, float[N,4] free) => (float[2,5,2] c, float[2,4] m, float[N,2] n) {
-            c = Conv(x, cw)
-            f = Flatten(x)
-            m = MatMul(f, mw)
-            n = Gemm(free, nw)
-        }"""
+            c = Conv(x, cw) f = Flatten(x) m = MatMul(f, mw) n = Gemm(free, nw) }"""
     rng = np.random.default_rng(0)
     samples = [
         {"x": rng.random((2, 3, 4), np.float32), "free": rng.random((n, 4), np.float32)} for n in (2, 5)
@@ -516,3 +483,36 @@ def test_means_of_channels_are_averaged_over_the_samples() -> None:
     assert found.keys() == wanted.keys()
     for key, mean in wanted.items():
         assert found[key] == pytest.approx(mean, rel=1e-5)
+
+
+RANGE = Range(0.0, 1.0, 0.5, True)
+
+SOURCE = """
+    g (float[2] x, bool c) => (float[2] y) <float[2] w = {1, 2}> {
+        k = Constant <value = float {3.0}> () a = Mul(x, w) n = Shape(a) b = Add(a, w) d = Mul(b, k)
+        y = If(c) <
+            then_branch = t () => (float[2] u) <float[2] v = {3, 4}> { u = Mul(d, v) },
+            else_branch = e () => (float[2] z) { z = Neg(d) }
+        >
+    }"""
+
+
+def test_nodes_with_ranges_count_and_constants_stand_at_their_first_reader() -> None:
+    names = [(0, name) for name in "wkabdy"] + [(1, "u"), (1, "v")]
+    rows = along_depth(graphs.graph(SOURCE), dict.fromkeys(names, RANGE))
+    assert [(t.depth, t.tensor, t.op, t.constant) for t in rows] == [
+        (0, "a", "Mul", False),
+        (0, "w", "Mul", True),
+        (1, "b", "Add", False),
+        (2, "d", "Mul", False),
+        (2, "k", "Mul", True),
+        (3, "y", "If", False),
+        (4, "u", "Mul", False),
+        (4, "v", "Mul", True),
+    ]
+    assert {t.key for t in rows if t.tensor in "wau"} == {"0:a", "1:u"}
+
+
+def test_a_node_without_a_range_does_not_count() -> None:
+    rows = along_depth(graphs.graph(SOURCE), dict.fromkeys([(0, "w"), (0, "b"), (0, "d")], RANGE))
+    assert [(t.depth, t.tensor) for t in rows] == [(0, "w"), (0, "b"), (1, "d")]

@@ -126,8 +126,7 @@ def test_conv_of_any_rank_rounds_partial_sums(dims: str, tile: int, monkeypatch:
     kernel = ",".join(["1"] * spatial)
     source = graphs.graph(f"""
         g (float16[1,{dims}] x, float16[1,64,{kernel}] w) => (float16[1,1,{dims[3:]}] y) {{
-            y = Conv(x, w)
-        }}""")
+            y = Conv(x, w) }}""")
     sizes = [int(d) for d in dims.split(",")]
     x = np.ones((1, *sizes), np.float16)
     x[:, 0] = 2048
@@ -159,8 +158,7 @@ def test_a_large_conv_is_unfolded_in_strips_to_the_same_bits(
 
 GEMM = """
     g (float16[{x}] x, float16[{w}] w, float16[3] c) => (float16[2,3] y) {{
-        y = Gemm<transA = {a}, transB = {b}>(x, w, c)
-    }}"""
+        y = Gemm<transA = {a}, transB = {b}>(x, w, c) }}"""
 
 
 @pytest.mark.parametrize(("a", "b"), list(product((0, 1), (0, 1))))
@@ -186,10 +184,7 @@ def test_products_that_sum_in_fp16(
 EPILOGUE = """
     g (float16[64,{depth}] x, float16[{depth},128] w, float[128] b) => (float16[64,128] y) {{
         m = {op}(x, w)
-        c = Cast<to = 1>(m)
-        a = Add(c, b)
-        y = Cast<to = 10>(a)
-    }}"""
+        c = Cast<to = 1>(m) a = Add(c, b) y = Cast<to = 10>(a) }}"""
 
 
 @pytest.mark.parametrize("op", ["MatMul", "Gemm"])
@@ -212,8 +207,7 @@ ATTENTION = """
         => (float16[1,2,{tokens},64] y) <float[1] f = {{0.125}}, float16[1] h = {{12288}}> {{
         m = MatMul(q, k)
         {softmax}
-        y = MatMul(p, v)
-    }}"""
+        y = MatMul(p, v) }}"""
 SOFTMAX = {
     "fp16": "s = Mul(m, h)\n p = Softmax<axis = -1>(s)",
     "alone": "s = Mul(m, h)\n t = Cast<to = 1>(s)\n u = Softmax<axis = -1>(t)\n p = Cast<to = 10>(u)",
@@ -261,11 +255,7 @@ def test_a_subgraphs_products_accumulate_in_fp16_too() -> None:
 
 
 ONES = ", ".join(["1.0"] * 96)
-PEAK = f"""
-    g (float[2,48] x) => (float[2,2] y) <float[48,2] w = {{{ONES}}}> {{
-        m = MatMul(x, w)
-        y = Relu(m)
-    }}"""
+PEAK = f"g (float[2,48] x) => (float[2,2] y) <float[48,2] w = {{{ONES}}}> {{ m = MatMul(x, w) y = Relu(m) }}"
 
 
 @pytest.mark.parametrize(("accumulation", "passed"), [("fp32", True), ("fp16", False)])

@@ -30,8 +30,7 @@ def low_model(body: str, low: str) -> Model:
             x = Cast<to = {10 if low == "float16" else 16}>(a)
             w = Cast<to = {10 if low == "float16" else 16}>(b)
             {body}
-            y = Cast<to = 1>(r)
-        }}"""
+            y = Cast<to = 1>(r) }}"""
     return graphs.graph(text, opset=22, ir=10)
 
 
@@ -72,11 +71,7 @@ def test_every_operator_rounds_as_the_type_itself(name: str, low: str) -> None:
 
 NORM = """
     g (float16[2,4] x) => (float16[2,4] y) {
-        s = Mul(x, x)
-        m = ReduceMean<axes = [1]>(s)
-        d = Sqrt(m)
-        y = Div(x, d)
-    }"""
+        s = Mul(x, x) m = ReduceMean<axes = [1]>(s) d = Sqrt(m) y = Div(x, d) }"""
 
 
 def test_finite_garbage_shows() -> None:
@@ -112,11 +107,7 @@ def test_a_model_that_is_all_fp32_is_its_own_reference(dtype: str, body: str, sa
 def test_fp32_parts_of_a_mixed_model_are_not_rounded() -> None:
     source = graphs.graph("""
         g (float[1] x) => (float[1] y) {
-            a = Mul(x, x)
-            h = Cast<to = 10>(a)
-            b = Neg(h)
-            y = Cast<to = 1>(b)
-        }""")
+            a = Mul(x, x) h = Cast<to = 10>(a) b = Neg(h) y = Cast<to = 1>(b) }""")
     made = emulation(source)
     assert graphs.ops(made) == ["Mul", "Cast", "Cast", "Neg", "Cast"], "one pair; the last writes the output"
     x = np.asarray([1.0 + 2.0**-12], np.float32)
@@ -127,9 +118,7 @@ def test_fp32_parts_of_a_mixed_model_are_not_rounded() -> None:
 def test_values_that_are_only_moved_are_not_rounded_again() -> None:
     source = graphs.graph("""
         g (float16[2,3] x) => (float16[3,2] y) {
-            a = Transpose<perm = [1, 0]>(x)
-            y = Relu(a)
-        }""")
+            a = Transpose<perm = [1, 0]>(x) y = Relu(a) }""")
     made = emulation(source)
     assert graphs.ops(made).count("Cast") == 1, "the input's own, to FP32"
 
@@ -139,8 +128,7 @@ def test_a_loop_rounds_at_every_iteration() -> None:
         g (int64 n, bool c, float16[1] x, float16[1] d) => (float16[1] y) {
             y = Loop(n, c, x) <
                 body = b (int64 i, bool ci, float16[1] s) => (bool co, float16[1] t) {
-                    co = Identity(ci)
-                    t = Add(s, d)
+                    co = Identity(ci) t = Add(s, d)
                 }
             >
         }""")

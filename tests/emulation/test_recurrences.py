@@ -111,8 +111,7 @@ def test_every_step_rounds() -> None:
     text = """g (float[3000,1,1] x) => (float[3000,1,1,1] y)
         <float[1,1,1] W = {1}, float[1,1,1] R = {1}> {
             y = RNN<hidden_size = 1, activations = ["Affine"], activation_alpha = [1.0],
-                activation_beta = [0.0]>(x, W, R)
-        }"""
+                activation_beta = [0.0]>(x, W, R) }"""
     (y,) = ran(emulation(in_fp16(graphs.graph(text))), np.ones((3000, 1, 1), np.float32))
     assert y.max() == 2048
 

@@ -168,10 +168,7 @@ def test_a_depthwise_conv_has_nothing_for_tensor_cores(op: str, weight: str, exa
 def test_fp16_values_lose_nothing() -> None:
     source = graphs.graph("""
         g (float16[8,8] x, float16[8,8] w) => (float[8,8] y) {
-            a = Cast<to = 1>(x)
-            b = Cast<to = 1>(w)
-            y = MatMul(a, b)
-        }""")
+            a = Cast<to = 1>(x) b = Cast<to = 1>(w) y = MatMul(a, b) }""")
     feeds = graphs.random_feeds(source)
     assert np.array_equal(graphs.run(source, feeds)[0], emulated(source, feeds))
 
@@ -179,11 +176,8 @@ def test_fp16_values_lose_nothing() -> None:
 def test_dequantized_operands_are_not_rounded() -> None:
     source = graphs.graph("""
         g (float[8,8] x, float[8,8] w) => (float[8,8] y) <float s = {0.0173}, int8 z = {0}> {
-            q = QuantizeLinear(x, s, z)
-            d = DequantizeLinear(q, s, z)
-            t = Transpose<perm = [0, 1]>(d)
-            y = MatMul(t, w)
-        }""")
+            q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z)
+            t = Transpose<perm = [0, 1]>(d) y = MatMul(t, w) }""")
     feeds = graphs.random_feeds(source)
     assert np.array_equal(graphs.run(source, feeds)[0], emulated(source, feeds))
 
@@ -203,11 +197,7 @@ def test_a_product_in_a_branch_is_rounded_too() -> None:
 
 CANCELLING = """
     g (float[4,64] x, float[64,8] w) => (float[4,8] y) <float c = {1000.0}> {
-        a = Add(x, c)
-        s = ReduceSum(a)
-        m = MatMul(a, w)
-        y = Relu(m)
-    }"""
+        a = Add(x, c) s = ReduceSum(a) m = MatMul(a, w) y = Relu(m) }"""
 """Columns of w that sum to zero take the thousand away, and TF32 has taken the rest."""
 
 
@@ -228,8 +218,7 @@ def test_fix_to_fp32_reports_the_error_of_tf32() -> None:
     assert result.verified and not result.proven and "build it with TF32 off" in result.ending
     calm = graphs.graph("g (float[4,64] x, float[64,8] w) => (float[4,8] y) { y = MatMul(x, w) }")
     result = rewriter.fix(calm.whole(), precision="fp32", build=False)
-    assert result.verdict is not None
-    assert {c.name: c.passed for c in result.verdict.checks}["tf32"]
+    assert result.verdict is not None and {c.name: c.passed for c in result.verdict.checks}["tf32"]
 
 
 def test_scan_reports_the_error_of_tf32() -> None:

@@ -24,14 +24,12 @@ ENDLESS = """
     g (float[n,4] x) => (float[n,4] y)
     <int64 trips = {1000000000000}, bool go = {1}> {
         y = Loop (trips, go, x) <body = b (int64 i, bool c, float[n,4] h) => (bool again, float[n,4] next) {
-            again = And(c, c)
-            next = Add(h, h)
+            again = And(c, c) next = Add(h, h)
         }>
     }"""
 """ONNX Runtime would need some ten days for this model."""
 
 FEEDS = [{"x": np.full((rows, 4), rows - 2.0, np.float32)} for rows in (1, 3)]
-
 QUICK = Timing(warm_up=1, repeats=5)
 ORT = MeasureSettings("onnxruntime", timing=QUICK)
 
@@ -58,10 +56,8 @@ def test_the_child_returns_outputs_of_every_sample(tmp_path: Path, samples: tupl
     assert found.library.startswith("onnxruntime ")
     np.testing.assert_array_equal(found.values(0)["y"], np.zeros((1, 4)))
     np.testing.assert_array_equal(found.values(1)["y"], np.full((3, 4), 2.0))
-    assert found.latency is not None
-    assert found.latency.repeats == 5
-    assert found.latency.median_us > 0.0
-    assert not found.latency.cuda_graph
+    assert found.latency is not None and found.latency.repeats == 5
+    assert found.latency.median_us > 0.0 and not found.latency.cuda_graph
 
 
 def test_inner_tensors_can_be_marked_as_outputs(tmp_path: Path, samples: tuple[Path, ...]) -> None:
@@ -83,21 +79,17 @@ def test_a_model_that_does_not_run_stops_no_other(tmp_path: Path, samples: tuple
     wrong = variant("g (float[n,3] x) => (float[n,3] y) { y = Relu(x) }", tmp_path, samples, "wrong")
     well = variant(DOUBLED, tmp_path, samples, "well")
     first, second = measure([wrong, well], ORT, tmp_path / "work")
-    assert first.status == "error"
-    assert "x" in first.problem
-    assert second.ran
-    assert second.latency is not None
+    assert first.status == "error" and "x" in first.problem
+    assert second.ran and second.latency is not None
 
 
 def test_a_hang_is_killed_and_the_others_are_measured(tmp_path: Path, samples: tuple[Path, ...]) -> None:
     variants = [variant(ENDLESS, tmp_path, samples, "endless"), variant(DOUBLED, tmp_path, samples, "well")]
     settings = MeasureSettings("onnxruntime", timing=QUICK, timeout_s=4.0)
     endless, well = measure(variants, settings, tmp_path / "work")
-    assert endless.status == "timeout"
-    assert "no result within 4 s" in endless.problem
+    assert endless.status == "timeout" and "no result within 4 s" in endless.problem
     assert "endless: sample 0" in endless.log
-    assert well.ran
-    assert well.latency is not None
+    assert well.ran and well.latency is not None
 
 
 def test_a_crash_is_an_outcome_and_the_survivors_are_timed(
@@ -122,8 +114,7 @@ def test_a_crash_is_an_outcome_and_the_survivors_are_timed(
 @needs_rtx
 def test_tensorrt_builds_without_a_gpu_and_runs_on_none(tmp_path: Path, samples: tuple[Path, ...]) -> None:
     found = outcome(DOUBLED, tmp_path, samples, MeasureSettings("tensorrt-rtx", timing=QUICK))
-    assert found.report is not None
-    assert found.report.engine_bytes
+    assert found.report is not None and found.report.engine_bytes
     if not found.ran:
         assert found.status == "error"
         assert "compute capability" in found.problem or "no GPU" in found.problem
@@ -136,16 +127,14 @@ def test_the_profile_spans_the_samples_unless_one_is_given(tmp_path: Path, sampl
     profile = {"x": ((2, 5), (2, 5), (2, 5))}
     wrong = replace(variant(DOUBLED, tmp_path, samples), shapes=profile)
     (found,) = measure([wrong], MeasureSettings("tensorrt-rtx"), tmp_path / "work")
-    assert found.status == "refused"
-    assert "profile has min=5" in found.problem
+    assert found.status == "refused" and "profile has min=5" in found.problem
 
 
 @needs_rtx
 def test_tensors_of_the_network_can_be_marked(tmp_path: Path, samples: tuple[Path, ...]) -> None:
     marked = replace(variant(DOUBLED, tmp_path, samples), outputs=("a", "lost"))
     (found,) = measure([marked], MeasureSettings("tensorrt-rtx"), tmp_path / "work")
-    assert found.report is not None
-    assert found.report.engine_bytes
+    assert found.report is not None and found.report.engine_bytes
     assert found.notes == ("tensor 'lost' is not in the parsed network: folded, or inside a subgraph",)
 
 
@@ -153,8 +142,7 @@ def test_tensors_of_the_network_can_be_marked(tmp_path: Path, samples: tuple[Pat
 def test_a_refusal_of_the_parser_names_the_node(tmp_path: Path, samples: tuple[Path, ...]) -> None:
     text = "g (float[n,4] x) => (float[n,4] y) { y = Det(x) }"
     found = outcome(text, tmp_path, samples, MeasureSettings("tensorrt-rtx"))
-    assert found.status == "refused"
-    assert "Det" in found.problem
+    assert found.status == "refused" and "Det" in found.problem
     assert found.report is not None
 
 

@@ -241,15 +241,12 @@ def test_what_a_timed_run_reads_stays_in_memory() -> None:
 
 
 # -- what ONNX Runtime gets ---------------------------------------------------------------------
-
 CHANNELS = 512  # a weight of this many numbers is detached
-
 TRAINING = "training_mode = 1"
 MAIN = f"""
     g (float[2,{CHANNELS},4] x, float[{CHANNELS}] s, float[{CHANNELS}] b, float[{CHANNELS}] m,
        float[{CHANNELS}] v) => (float[2,{CHANNELS},4] y) {{
-        y, m2, v2 = BatchNormalization<{TRAINING}>(x, s, b, m, v)
-    }}"""
+        y, m2, v2 = BatchNormalization<{TRAINING}>(x, s, b, m, v) }}"""
 BRANCH = f"""
     g (float[2,{CHANNELS},4] x, float[{CHANNELS}] s, float[{CHANNELS}] b, float[{CHANNELS}] m,
        float[{CHANNELS}] v) => (float[2,{CHANNELS},4] y) {{
@@ -287,9 +284,7 @@ def test_weights_stay_as_they_are(body: str, opset: int) -> None:
 
 CASTS = """
     g (float[4] x) => (float[4] y) {
-        c = Constant<value = bool {0}>()
-        wide = Cast<to = 11>(x)
-        narrow = Cast<to = 1>(wide)
+        c = Constant<value = bool {0}>() wide = Cast<to = 11>(x) narrow = Cast<to = 1>(wide)
         y = If (c) <
             then_branch = t () => (float[4] u) { u = Tanh(narrow) },
             else_branch = e () => (float[4] w) { w = Neg(narrow) }

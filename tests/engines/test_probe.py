@@ -74,8 +74,7 @@ ON_THE_CPU = {
 def test_the_cpu_gives_the_known_answers() -> None:
     """ONNX Runtime computes FP16 in FP32, rounds once, and may drop Casts."""
     found = ask("onnxruntime", [named(name) for name in ON_THE_CPU])
-    assert found.values == ON_THE_CPU
-    assert found.library == "onnxruntime"
+    assert found.values == ON_THE_CPU and found.library == "onnxruntime"
 
 
 def test_every_kind_of_data() -> None:
@@ -162,12 +161,9 @@ def test_answers_follow_the_observations(name: str, results: dict[str, float | s
 
 
 # -- keeping and recording ----------------------------------------------------------------------
-
-
 def test_recorded_answers_name_their_source_and_belong_to_existing_probes() -> None:
     for answers in recorded():
-        assert answers.recorded
-        assert answers.source
+        assert answers.recorded and answers.source
         for name, answer in answers.answers.items():
             assert answer.value in {*named(name).values, UNKNOWN}
 
@@ -244,7 +240,6 @@ def test_a_broken_cache_is_ignored(text: str) -> None:
 
 
 # -- use ----------------------------------------------------------------------------------------
-
 CLIPPED = """
     g (float[1,2,8,8] x, float[2,2,3,3] w) => (float[1,2,6,6] y) <float low = {0.0}, float high = {6.0}>
     { c = Conv(x, w) y = Clip(c, low, high) }"""
@@ -304,8 +299,6 @@ def test_rules_follow_answers(body: str, rule: str, probe: str, applies: dict[st
 
 
 # -- the command --------------------------------------------------------------------------------
-
-
 def test_the_command_measures_on_the_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import rewriter.runtime.engines.probing as room
 
@@ -327,8 +320,7 @@ def test_without_a_gpu_nothing_can_be_asked() -> None:
 @pytest.mark.usefixtures("cache")
 def test_the_command_prints_what_is_recorded(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["probe", "--json", str(tmp_path / "answers.json")])
-    assert result.exit_code == 0
-    assert "Recorded answers" in result.output
+    assert result.exit_code == 0 and "Recorded answers" in result.output
     assert "Used for: the target tensorrt-rtx, the default of `fix` where it judges" in result.output
     assert json.loads((tmp_path / "answers.json").read_text())["version"] == "1.6.1.120"
 

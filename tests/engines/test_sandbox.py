@@ -39,7 +39,6 @@ from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.engines.onnxruntime_library import NoKernelError
 
 forks = pytest.mark.skipif(not sandbox.FORKS, reason="forks are used on Linux alone")
-
 RELU = "g (float[2] x) => (float[2] y) { y = Relu(x) }"
 
 ENDLESS = """
@@ -47,8 +46,7 @@ ENDLESS = """
         first = Relu(x)
         [forever] y = Loop (trips, go, first) <body =
             b (int64 i, bool c, float[2,4] h) => (bool a, float[2,4] n) {
-                a = And(c, c)
-                n = Add(h, h)
+                a = And(c, c) n = Add(h, h)
             }>
     }"""
 
@@ -61,8 +59,6 @@ def a_child_with_the_patches_of_the_test() -> Iterator[None]:
 
 
 # -- what runs in a child ---------------------------------------------------------------------
-
-
 def doubled(array: Array) -> Array:
     sys.stdout.write("doubling\n")
     twice: Array = array * array.dtype.type(2)
@@ -142,8 +138,6 @@ class Sleeper:
 
 
 # -- all kinds of children --------------------------------------------------------------------
-
-
 def fork(function: Callable[..., Any], *arguments: Any, limit_s: float = 60.0) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sandbox, "CALL_S", limit_s)
@@ -223,8 +217,6 @@ def test_errors_can_be_pickled() -> None:
 
 
 # -- interpreters -----------------------------------------------------------------------------
-
-
 def test_the_log_of_an_interpreter_has_what_was_printed() -> None:
     assert run(doubled, np.ones(1))[1] == "doubling\n"
     assert sys.platform != "linux" or "from C" in run(print_from_c, "from C")[1]
@@ -236,8 +228,7 @@ def test_the_log_of_an_interpreter_has_what_was_printed() -> None:
 def test_the_log_of_a_crash_has_the_output_and_the_python_stack() -> None:
     with pytest.raises(NativeError) as caught:
         run(crash)
-    assert "about to crash" in caught.value.log
-    assert "in crash" in caught.value.log
+    assert "about to crash" in caught.value.log and "in crash" in caught.value.log
 
 
 def test_environment_variables_are_added() -> None:
@@ -260,8 +251,6 @@ def test_an_argument_that_cannot_be_read_is_an_error() -> None:
 
 
 # -- processes that are left ------------------------------------------------------------------
-
-
 def is_running(pid: int) -> bool:
     """False for a zombie, too: in a container, nobody may reap an orphan."""
     try:
@@ -328,8 +317,6 @@ def test_children_end_with_their_parent(number: signal.Signals, life: str, pids:
 
 
 # -- forks ------------------------------------------------------------------------------------
-
-
 @forks
 def test_one_fork_serves_all_calls() -> None:
     assert fork(os.getpid) == fork(os.getpid)
@@ -388,8 +375,6 @@ def test_a_child_prints_whatever_its_parent_held_at_the_fork(monkeypatch: pytest
 
 
 # -- threads ----------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def computing() -> Iterator[list[int]]:
     """Another thread in which OpenBLAS has its threads multiply; yields the products so far."""
@@ -421,8 +406,6 @@ def test_no_fork_ends_the_threads_that_compute_for_another() -> None:
 
 
 # -- libraries in forks -----------------------------------------------------------------------
-
-
 @forks
 def test_a_child_does_not_outlive_its_session() -> None:
     session = Session(graph(RELU))

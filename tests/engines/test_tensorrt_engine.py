@@ -17,16 +17,13 @@ from rewriter.runtime.engines.build import BuildOptions, BuildReport, NetworkLay
 from rewriter.runtime.engines.tensorrt_library import noiseless
 
 pytestmark = needs_rtx
-
 RTX = BuildOptions(library="tensorrt_rtx")
 
 MATMUL = """
     g (float16[2,8] x, float16[8] scale, float16[8] bias) => (float[2,8] y)
     <float16[1,8] shift = {0, 1, 2, 3, 4, 5, 6, 7}> {
-        normed = LayerNormalization(x, scale, bias)
-        moved = Add(normed, shift)
-        y = Cast<to = 1>(moved)
-    }"""
+        normed = LayerNormalization(x, scale, bias) moved = Add(normed, shift)
+        y = Cast<to = 1>(moved) }"""
 
 
 def report(source: Model, folder: Path, options: BuildOptions = RTX) -> BuildReport:
@@ -35,8 +32,7 @@ def report(source: Model, folder: Path, options: BuildOptions = RTX) -> BuildRep
 
 def test_the_parsed_network_is_read_back(tmp_path: Path) -> None:
     built = report(graph(MATMUL), tmp_path)
-    assert built.parsed
-    assert built.library == "tensorrt_rtx"
+    assert built.parsed and built.library == "tensorrt_rtx"
     assert not built.parser_errors
     assert built.inputs == (("x", "HALF"), ("scale", "HALF"), ("bias", "HALF"))
     by_node = {layer.node: layer for layer in built.layers if layer.node}
@@ -118,9 +114,7 @@ LOOP = """
     g (int64 times, float[2] x) => (float[2] y, float[n,2] trace) <bool go = {1}> {
         y, trace = Loop (times, go, x) <
             body = b (int64 i, bool on, float[2] s) => (bool again, float[2] t, float[2] seen) {
-                again = Identity(on)
-                t = Add(s, s)
-                seen = Neg(t)
+                again = Identity(on) t = Add(s, s) seen = Neg(t)
             }
         >
     }"""

@@ -29,11 +29,9 @@ from rewriter.target.quirks import Quirk
 from rewriter.verification.locate.kernels import recognised, written
 
 pytestmark = pytest.mark.gpu
-
 FULL: tuple[Runner, ...] = ("tensorrt",) if find_spec("tensorrt") else ()
 TENSORRT: tuple[Runner, ...] = (*FULL, "tensorrt-rtx")
 NAMES: tuple[Runner, ...] = (*TENSORRT, "onnxruntime-cuda")
-
 ROWS: list[str] = []
 
 
@@ -152,8 +150,7 @@ def test_a_cuda_graph_is_replayed_in_every_build(engine: Runner, tmp_path: Path)
     for outcome in measured(engine, source, samples, tmp_path, builds=3):
         assert outcome.ran, f"{outcome.problem}\n{outcome.log}"
         record(f"build {outcome.build} of 3", outcome, relative(outcome, source, samples))
-        assert outcome.latency is not None
-        assert outcome.latency.cuda_graph
+        assert outcome.latency is not None and outcome.latency.cuda_graph
 
 
 @tensorrt_only
@@ -203,8 +200,7 @@ def test_a_shape_outside_the_profile_is_an_error_with_a_hint(engine: Runner, tmp
     samples = write_samples(tmp_path / "s", feeds(64))
     (outcome,) = measured(engine, matmul(64), samples, tmp_path, shapes={"x": ((1, 64), (8, 64), (8, 64))})
     record("outside the profile", outcome)
-    assert outcome.status == "error"
-    assert "outside the engine's profile" in outcome.problem
+    assert outcome.status == "error" and "outside the engine's profile" in outcome.problem
 
 
 @tensorrt_only
@@ -217,8 +213,7 @@ def test_a_broken_engine_does_not_stop_the_others(engine: Runner, tmp_path: Path
     first, second = measure(variants, MeasureSettings(engine), tmp_path / "work")
     record("a broken engine file", first)
     record("beside it", second, relative(second, source, samples) if second.ran else None)
-    assert not first.ran
-    assert first.problem
+    assert not first.ran and first.problem
     assert second.ran, f"{second.problem}\n{second.log}"
 
 
@@ -230,8 +225,7 @@ def test_verify_and_fix_run_the_engine(engine: Runner, tmp_path: Path) -> None:
     assert [check.name for check in done.verdict.checks if check.passed][-1] == "run"
     result = rewriter.verify(original, tmp_path / "fixed.onnx", inputs=feeds(256), engine=engine, builds=3)
     ROWS.extend(f"verify: {check.name:23} {check.passed} {check.summary}" for check in result.checks)
-    assert result.passed
-    assert "compute capability" in result.device
+    assert result.passed and "compute capability" in result.device
     assert result.reference_latency is not None
 
 

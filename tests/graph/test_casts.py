@@ -351,8 +351,7 @@ NESTED = """
     g (int64 n, bool c, float[2] x, float[2] w) => (float[2] y) {
         y = Loop(n, c, x) <
             body = b (int64 i, bool ci, float[2] st) => (bool co, float[2] st2) {
-                co = Identity(ci)
-                h = Mul(st, w)
+                co = Identity(ci) h = Mul(st, w)
                 st2 = If(ci) <then_branch = t () => (float[2] p) { p = Add(h, w) },
                               else_branch = e () => (float[2] p) { p = Sub(h, st) }>
             }>
@@ -418,8 +417,7 @@ class TestSubgraphs:
     def test_outputs_of_a_branch(self, branch: str) -> None:
         result = typed(
             graphs.graph(f"""g (float[2] x, bool c) => (float[2] y) <float[2] w = {{0.5, 2.0}}> {{
-                a = Neg(x)
-                b = Mul(a, w)
+                a = Neg(x) b = Mul(a, w)
                 y = If(c) <then_branch = t {branch}, else_branch = e () => (float[2] p) {{ p = Identity(b) }}>
             }}""")
         )

@@ -100,10 +100,8 @@ class TestQuestions:
         )
         assert editor.scalar("c") == 0.5
         assert editor.scalar("w") == editor.scalar("j") == 3.0
-        assert editor.constant("z") is None
-        assert editor.constant("x") is None
-        assert editor.scalar("v") is None
-        assert editor.scalar("") is None
+        assert editor.constant("z") is None and editor.constant("x") is None
+        assert editor.scalar("v") is None and editor.scalar("") is None
         np.testing.assert_array_equal(editor.constant("v"), [1, 2])
 
     @pytest.mark.parametrize(("line", "opset", "axes"), AXES)
@@ -152,8 +150,7 @@ class TestScopes:
             g (float[4] x, int64 n, bool c) => (float[4] y) {
                 a = Relu(x)
                 y = Loop (n, c, a) <body = b (int64 i, bool k, float[4] s) => (bool kk, float[4] o) {
-                    kk = Identity(k)
-                    o = Add(s, a)
+                    kk = Identity(k) o = Add(s, a)
                 }>
             }"""
         )
@@ -363,8 +360,7 @@ class TestEdits:
         editor.replace_producer("a", editor.make("Relu", ["x"], ["a"]))
         editor.commit()
         check(source)
-        assert not source.weights
-        assert not source.proto.graph.initializer
+        assert not source.weights and not source.proto.graph.initializer
         assert [v.name for v in source.proto.graph.input] == ["x"]
 
 
@@ -380,8 +376,7 @@ class TestFunctions:
     @pytest.mark.parametrize(("attributes", "wanted", "dtype"), VALUES)
     def test_constant_value(self, attributes: dict[str, object], wanted: object, dtype: type) -> None:
         found = constant_value(onnx.helper.make_node("Constant", [], ["c"], **attributes))  # type: ignore[arg-type]
-        assert found is not None
-        assert found.dtype == dtype
+        assert found is not None and found.dtype == dtype
         np.testing.assert_array_equal(found, wanted)
 
     def test_a_string_constant_has_no_array(self) -> None:

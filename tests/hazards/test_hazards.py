@@ -1,13 +1,18 @@
 """Rules on graphs where they must report, and on similar ones where they must not; most are in rules.txt."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import graphs
 import pytest
-from hazard_rules import NAMES, Ranges, analyzed, found
+from hazard_rules import NAMES, Ranges, analyzed, found, one
 
 from rewriter.base.errors import SEVERITIES
-from rewriter.hazards import RULES, SCAN_RULES, PrecisionRequest
+from rewriter.hazards import RULES, SCAN_RULES, Hazard, PrecisionRequest
+from rewriter.hazards.analysis import is_already_avoided
+from rewriter.hazards.front_ends import _degree
+from rewriter.ir.float_graph import FloatGraph
 from rewriter.ir.plan import Range
 from rewriter.target import Target
 
@@ -78,12 +83,7 @@ def test_a_chain_has_one_reason() -> None:
 
 NORM = """
     g (float[2,8] x) => (float[2,8] y) <float two = {2.0}, float e = {1e-12}> {
-        s = Pow(x, two)
-        m = ReduceMean<axes = [1]>(s)
-        a = Add(m, e)
-        r = Sqrt(a)
-        y = Div(x, r)
-    }"""
+        s = Pow(x, two) m = ReduceMean<axes = [1]>(s) a = Add(m, e) r = Sqrt(a) y = Div(x, r) }"""
 
 
 L2_NORM = NORM.replace("ReduceMean<axes = [1]>(s)", "ReduceL2<axes = [1]>(x)").replace("Sqrt", "Identity")
@@ -106,8 +106,7 @@ def test_a_norm_names_what_goes_wrong(text: str, tensor: str, words: str, end: s
 SQUARE = """
     g (float[1,1,64] x) => (float[1,4,N] y)
     <float[4,1,TAPS] f = {WEIGHTS}, float two = {2.0}, float e = {1e-10}> {
-        c = Conv(x, f) s = Pow(c, two) a = Add(s, e) y = Log(a)
-    }"""
+        c = Conv(x, f) s = Pow(c, two) a = Add(s, e) y = Log(a) }"""
 
 
 @pytest.mark.parametrize(
@@ -132,3 +131,147 @@ def test_every_rule_is_tested() -> None:
     names = {rule.__name__ for rule in (*RULES, *SCAN_RULES)} - elsewhere
     untested = {n for n in names if not any(f'"{n}"' in text or f"{n}(" in text for text in texts)}
     assert untested == set(), "each needs a case in which it reports, and one in which it must not"
+
+
+LARGEST, LIMIT = 65504.0, 32752.0
+"""FP16's largest number, and the largest measured value that leaves a head-room of 2."""
+
+NORMAL, FLUSH = 2.0**-14, 2.0**-25
+"""FP16's smallest normal number, and the largest that it rounds to zero."""
+
+JUST = 2.0**-30  # a step that binary64 resolves beside each of these numbers, relative to them
+
+
+def above(value: float) -> float:
+    return value * (1.0 + JUST)
+
+
+def below(value: float) -> float:
+    return value * (1.0 - JUST)
+
+
+def mean(size: float, *, low: float = 0.0) -> Range:
+    """A range whose values all have one size."""
+    return Range(low, size, size, True)
+
+
+LOG_SUM = one("ReduceLogSum", shape="1,2", result="1,1")
+SOFTMAX = one("Softmax", shape="N,2", result="N,2", axis=-2)
+DEEP = "g (float[2,K] a, float[K,2] b) => (float[2,2] y) { y = MatMul(a, b) }"
+TINY = "g (float[3,1] x) => (float[3,2] y) <float[1,2] w = {1e-6, 3e-6}> { y = MatMul(x, w) }"
+ANGLE = "g (int64[4] n) => (float[4] y) { x = Cast<to = 1>(n) y = Sin(x) }"
+PAIR = "g (float[2] x) => (float[2] y) { h = Cast<to = 10>(x) b = Cast<to = 1>(h) y = Neg(b) }"
+PAIRS: Ranges = {"a": (0, 2), "b": (0, 32)}
+
+TABLE: list[tuple[str, str, Ranges, str, str]] = [
+    ("overflow", one("Exp"), {"y": (0, LIMIT)}, "", "head-room, just"),
+    ("overflow", one("Exp"), {"y": (0, above(LIMIT))}, "warning y", "head-room, no more"),
+    ("overflow", one("Exp"), {"y": (0, LARGEST)}, "warning y", "FP16's largest number"),
+    ("overflow", one("Exp"), {"y": (0, above(LARGEST))}, "error y", "more than FP16's largest number"),
+    # a has 1 on the average, b 16
+    ("partial_sums", DEEP.replace("K", "4094"), {**PAIRS, "y": (0, 1)}, "", "a usual sum of 65504"),
+    ("partial_sums", DEEP.replace("K", "4095"), {**PAIRS, "y": (0, 1)}, "warning y", "one term more"),
+    ("partial_sums", DEEP.replace("K", "4095"), {**PAIRS, "y": (0, LARGEST)}, "warning y", "in range"),
+    ("partial_sums", DEEP.replace("K", "4095"), {**PAIRS, "y": (0, above(LARGEST))}, "", "overflow has it"),
+    ("hidden_sums", LOG_SUM, {"x": mean(LIMIT / 2)}, "", "two of half a limit"),
+    ("hidden_sums", LOG_SUM, {"x": mean(LIMIT / 2 + 1)}, "warning y", "a sum beyond the limit"),
+    ("hidden_sums", LOG_SUM, {"x": mean(LIMIT)}, "warning y", "65504 in all"),
+    ("hidden_sums", LOG_SUM, {"x": mean(LIMIT + 1)}, "error y", "65506 in all"),
+    ("hidden_sums", LOG_SUM, {"x": mean(NORMAL)}, "", "normal terms"),
+    ("hidden_sums", LOG_SUM, {"x": mean(below(NORMAL))}, "warning y", "subnormal terms"),
+    ("hidden_sums", LOG_SUM, {"x": mean(FLUSH)}, "error y", "terms become zero"),
+    ("hidden_sums", LOG_SUM, {"x": mean(0.0)}, "", "zeros"),
+    ("hidden_sums", LOG_SUM, {"x": (-LIMIT, 1)}, "warning y", "signs cancel"),
+    ("long_softmax", SOFTMAX.replace("N", "65504"), {}, "", "65504 keys"),
+    ("long_softmax", SOFTMAX.replace("N", "65505"), {}, "warning y", "65505 keys"),
+    ("long_softmax", SOFTMAX.replace("N", "65505").replace("-2", "-1"), {}, "", "along the other axis"),
+    ("underflow", one("Relu"), {"y": (0, NORMAL)}, "", "normal, just"),
+    ("underflow", one("Relu"), {"y": (0, below(NORMAL))}, "note y", "subnormal"),
+    ("underflow", one("Relu"), {"y": (0, 2.0**-17)}, "note y", "eight bits"),
+    ("underflow", one("Relu"), {"y": (0, below(2.0**-17))}, "warning y", "fewer than eight bits"),
+    ("underflow", one("Relu"), {"y": (0, above(FLUSH))}, "warning y", "one bit"),
+    ("underflow", one("Relu"), {"y": (0, FLUSH)}, "error y", "it rounds to zero"),
+    ("weights", TINY, {}, "warning y", "subnormal weights"),
+    ("weights", TINY, {"w": (1e-6, 3e-6)}, "warning y", "as measured"),
+    ("weights", TINY, {"w": mean(5.9e-5)}, "warning y", "subnormals may err by a thousandth of 5.9e-5"),
+    ("weights", TINY, {"w": mean(6.0e-5)}, "", "and by less of 6e-5"),
+    ("weights", TINY, {"w": mean(0.01)}, "", "their measured norm excludes a loss"),
+    ("phase", ANGLE, {"x": (0, 4.0)}, "", "an angle of 4"),
+    ("phase", ANGLE, {"x": (0, above(4.0))}, "warning x, warning y", "a larger angle"),
+    ("cast_pairs", PAIR, {"x": (0, LARGEST)}, "note h", "in range on the way"),
+    ("cast_pairs", PAIR, {"x": (0, above(LARGEST))}, "error h", "beyond it on the way"),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "ranges", "expected"),
+    [pytest.param(*row[:4], id=f"{row[0]}: {row[4]}") for row in TABLE],
+)
+def test_the_border_of_a_rule(rule: str, text: str, ranges: Ranges, expected: str) -> None:
+    analysis = analyzed(text, ranges, opset=22 if rule == "cast_pairs" else 17)
+    assert found(rule, analysis, severities=True) == expected
+
+
+MIXED = """
+    g (float16[2] x, float[2] w) => (float16[2] y, float[2] z) {
+        f = Cast<to = 1>(x) a = Exp(f) h = Cast<to = 10>(a) y = Neg(h) z = Exp(w) }"""
+
+
+@pytest.mark.parametrize(
+    ("node", "rule", "largest", "kept"),
+    [
+        pytest.param("z", "overflow", 1e6, True, id="a result that stays FP32"),
+        pytest.param("a", "overflow", 1.0, False, id="a result that a Cast rounds"),
+        pytest.param("a", "underflow", 1.0, False, id="a result that a Cast loses"),
+        pytest.param("a", "internal-overflow", 1.0, True, id="what overflows inside alone"),
+        pytest.param("a", "internal-overflow", 1e6, False, id="the Cast after it overflows, too"),
+        pytest.param("a", "internal-overflow", 65504.0, True, id="the Cast after it is just in range"),
+        pytest.param("y", "internal-overflow", 1.0, False, id="floats in FP16 that are no Cast"),
+        pytest.param("z", "order", 1.0, True, id="operands in FP32"),
+        pytest.param("a", "order", 1.0, False, id="operands that were rounded before"),
+        pytest.param("y", "overflow", 1.0, False, id="a node in FP16"),
+        pytest.param("f", "internal-overflow", 1.0, True, id="a Cast between floats"),
+        pytest.param("z", "tf32", 1.0, False, id="what happens to FP32 as well"),
+    ],
+)
+def test_what_fp32_settles(node: str, rule: str, largest: float, kept: bool) -> None:
+    analysis = analyzed(MIXED, {"a": (0, largest), "z": (0, largest)}, mixed=True)
+    (found,) = (one for one in analysis.graph.nodes if one.output[0] == node)
+    assert is_already_avoided(analysis, Hazard(found, rule, "a reason")) is kept
+    assert not is_already_avoided(
+        replace(analysis, mixed=False), Hazard(found, rule, "all in FP32: nothing is settled")
+    )
+
+
+DEGREES = [
+    pytest.param("y = MatMul(x, w)", 1.0, id="a transform"),
+    pytest.param("a = Mul(x, x) y = MatMul(a, w)", 1.0, id="whatever comes before the first one"),
+    pytest.param("a = MatMul(x, w) b = Mul(a, a) y = MatMul(b, w)", 2.0, id="a transform of squares"),
+    pytest.param("y = Mul(x, x)", None, id="no transform"),
+    pytest.param("a = MatMul(x, w) y = Mul(a, k)", 1.0, id="a factor"),
+    pytest.param("a = MatMul(x, w) b = Mul(a, a) y = Mul(b, a)", 3.0, id="a product"),
+    pytest.param("a = MatMul(x, w) y = Mul(a, x)", 1.0, id="a product with the input"),
+    pytest.param("a = MatMul(x, w) y = Sqrt(a)", 0.5, id="a root"),
+    pytest.param("a = MatMul(x, w) y = Pow(a, two)", 2.0, id="a power"),
+    pytest.param("a = MatMul(x, w) y = ReduceSumSquare<axes = [1]>(a)", 2.0, id="a sum of squares"),
+    pytest.param("a = MatMul(x, w) b = Mul(a, a) y = Sqrt(b)", 1.0, id="a magnitude"),
+    pytest.param("a = MatMul(x, w) b = Mul(a, a) y = Add(a, b)", 1.0, id="the least degree of a sum"),
+    pytest.param("a = MatMul(x, w) b = Mul(a, a) y = Div(b, a)", 1.0, id="a quotient"),
+    pytest.param("a = MatMul(x, w) y = Div(a, k)", 1.0, id="over a constant"),
+    pytest.param("a = MatMul(x, w) y = Div(x, a)", -1.0, id="the input over it"),
+    pytest.param("a = MatMul(x, w) b = Mul(a, a) y = Reciprocal(b)", -2.0, id="a reciprocal"),
+    pytest.param("a = MatMul(x, w) b = Cast<to = 10>(a) c = Cast<to = 1>(b) y = Mul(c, a)", 2.0, id="a Cast"),
+]
+
+
+@pytest.mark.parametrize(("body", "degree"), DEGREES)
+def test_degree_of_a_tensor(body: str, degree: float | None) -> None:
+    source = graphs.graph(
+        f"""
+        g (float[2,2] x) => (float[2,N] y)
+        <float[2,2] w = {{1, 2, 3, 4}}, float k = {{0.5}}, float two = {{2}}> {{ {body} }}"""
+    )
+    analysis = cast("Any", FloatGraph.main(source))
+    assert _degree(analysis, "y", {}) == degree
+    assert _degree(analysis, "w", {}) is None
+    assert _degree(analysis, "y", {"y": 7.0}) == 7.0, "computed once"

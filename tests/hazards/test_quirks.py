@@ -90,8 +90,7 @@ def test_a_probe_decides_before_the_table(quirk: str, answer: str, expected: boo
 
 @pytest.mark.parametrize(("low", "expected"), [("bf16", {"error"}), ("fp16", set())])
 def test_a_defect_of_one_type_concerns_that_alone(low: Precision, expected: set[str]) -> None:
-    text = """
-        g (float[1,1,4,4] x, float[1,1,2,2] w) => (float[1,1,5,5] y) { y = ConvTranspose(x, w) }"""
+    text = "g (float[1,1,4,4] x, float[1,1,2,2] w) => (float[1,1,5,5] y) { y = ConvTranspose(x, w) }"
     request = PrecisionRequest(low, target=Target.parse("11.0"))
     found = list(known_defects(analyzed(text, request=request)))
     assert {h.severity for h in found if "ConvTranspose in BF16" in h.reason} == expected
@@ -114,10 +113,7 @@ def test_where_a_graph_meets_a_defect(text: str, quirk: str, expected: str) -> N
     ],
 )
 def test_severity_is_that_of_the_release(opset: int, target: str, expected: set[str]) -> None:
-    text = """
-        g (float[1,1,4,4] x, float[1,2,2,2] grid) => (float[1,1,2,2] y) {
-            y = GridSample(x, grid)
-        }"""
+    text = "g (float[1,1,4,4] x, float[1,2,2,2] grid) => (float[1,1,2,2] y) { y = GridSample(x, grid) }"
     request = PrecisionRequest(target=Target.parse(target))
     found = list(known_defects(analyzed(text, request=request, opset=opset)))
     assert {h.severity for h in found if "opset 20" in h.reason} == expected
@@ -125,8 +121,7 @@ def test_severity_is_that_of_the_release(opset: int, target: str, expected: set[
 
 CLIP = """
     g (float[2,2] x) => (float[2,2] y) <float low = {0.0}, float high = {6.0}> {
-        a = MatMul(x, x) y = Clip(a, low, high)
-    }"""
+        a = MatMul(x, x) y = Clip(a, low, high) }"""
 
 
 def test_a_finding_says_that_it_was_seen() -> None:

@@ -20,7 +20,6 @@ pytest.importorskip("hooked", reason="PyTorch is not installed: pip install '.[h
 from hooked import Net, casts, torch
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
 MISSING = "is not installed: pip install '.[hooks-test]'"
 
 
@@ -179,8 +178,7 @@ class TestOptimum:
         (fixed,) = fix_export(tmp_path, fix={"build": False}, calibration=[tokens], strict=True)
         path = tmp_path / "model.onnx"
         assert fixed.path == path
-        assert fixed.result is not None
-        assert fixed.result.data is not None
+        assert fixed.result is not None and fixed.result.data is not None
         assert fixed.result.data.real
         assert casts(path) > 0
 

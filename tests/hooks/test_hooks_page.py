@@ -11,7 +11,6 @@ from paths import ROOT
 from rewriter.ir.model import load
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install '.[hooks]'")
-
 PAGE = (ROOT / "docs" / "hooks.md").read_text(encoding="utf-8")
 EXAMPLE = ROOT / "examples" / "training-repo"
 

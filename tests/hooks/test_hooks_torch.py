@@ -47,8 +47,7 @@ class TestExport:
         assert torch.equal(torch.get_rng_state(), random)
         assert all(module.training for module in (model, model[1]))
         assert (exported.path, exported.raw) == (path, raw)
-        assert exported.result is not None
-        assert exported.result.plan is not None
+        assert exported.result is not None and exported.result.plan is not None
         assert exported.result.plan.fp32  # the norm
         assert exported.result.data is not None
         assert (exported.result.data.samples, exported.result.data.real) == (6, True)
@@ -175,8 +174,7 @@ def test_a_failed_fix_leaves_the_plain_export(
 def test_constant_examples_become_random_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     constant = torch.zeros(1, 3, 16, 16)
     exported = hooks.export(net(), (constant,), tmp_path / "n.onnx", fix=QUICK, dynamo=False)
-    assert exported.result is not None
-    assert exported.result.data is not None
+    assert exported.result is not None and exported.result.data is not None
     assert not exported.result.data.real and casts(tmp_path / "n.onnx") > 0
     assert "give calibration=" in capsys.readouterr().err
     hooks.export(net(), (constant,), tmp_path / "n.onnx", fix=QUICK, quiet=True, dynamo=False)
@@ -190,8 +188,7 @@ def test_the_repository_s_table_is_in_force(
     (tmp_path / "pyproject.toml").write_text('[tool.rewriter]\npreset = "trt-bf16"\nbuild = false\n')
     for own, precision in (({}, "bf16"), ({"preset": "trt-fp16"}, "fp16")):
         exported = hooks.export(net(), (image(),), tmp_path / "net.onnx", fix=own, dynamo=False)
-        assert exported.result is not None
-        assert exported.result.plan is not None
+        assert exported.result is not None and exported.result.plan is not None
         assert exported.result.plan.precision == precision
     assert "sets preset, build" in capsys.readouterr().err
     (tmp_path / "pyproject.toml").write_text('[tool.rewriter]\npresett = "trt-bf16"\n')

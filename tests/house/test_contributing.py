@@ -1,13 +1,11 @@
 """CONTRIBUTING.md is true: a pass added as it says passes the contract tests and shows in the catalogue."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command_lines import python
 from paths import ROOT
 
 PAGE = ROOT / "CONTRIBUTING.md"
@@ -48,14 +46,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python(*arguments, cwd=folder, PYTHONPATH=str(folder))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -2,11 +2,10 @@
 
 import ast
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from command_lines import python
 from paths import ROOT
 
 PACKAGE = ROOT / "rewriter"
@@ -24,17 +23,8 @@ BUDGETS = {name: int(lines.replace(",", "")) for name, lines in TABLE}
 APART = ({"runtime", "hazards"},)
 """Rooms that do not import each other, though one of them comes first."""
 
-HEAVY = (
-    "onnxruntime",
-    "onnxsim",
-    "scipy",
-    "onnx_graphsurgeon",
-    "polygraphy",
-    "tensorrt",
-    "tensorrt_rtx",
-    "ray",
-    "torch",
-    "cuda",
+HEAVY = tuple(
+    "onnxruntime onnxsim scipy onnx_graphsurgeon polygraphy tensorrt tensorrt_rtx ray torch cuda".split()
 )
 LIGHT_IMPORT_SECONDS = 0.3
 
@@ -118,19 +108,14 @@ def test_heavy_libraries_load_when_used() -> None:
     assert at_import == []
 
 
-def python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    return done.stdout.strip()
-
-
 def test_importing_rewriter_is_quick() -> None:
     code = "import time; s = time.perf_counter(); import rewriter; print(time.perf_counter() - s)"
-    assert min(float(python(code)) for _ in range(3)) < LIGHT_IMPORT_SECONDS
+    assert min(float(python("-c", code).stdout) for _ in range(3)) < LIGHT_IMPORT_SECONDS
 
 
 def test_importing_the_api_loads_no_heavy_library() -> None:
     code = f"import sys, rewriter; rewriter.fix; print([m for m in {HEAVY} if m in sys.modules])"
-    assert python(code) == "[]"
+    assert python("-c", code).stdout == "[]\n"
 
 
 def test_public_names_load_on_demand() -> None:
@@ -145,4 +130,4 @@ try:
 except AttributeError as error:
     print(error)
 """
-    assert python(code) == "module 'rewriter' has no attribute 'nothing'"
+    assert python("-c", code).stdout == "module 'rewriter' has no attribute 'nothing'\n"

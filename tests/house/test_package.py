@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from command_lines import python
 from paths import ROOT
 
 import rewriter
@@ -52,8 +53,7 @@ def test_the_sdist_holds_the_passes_once(dist: Path) -> None:
     (sdist,) = dist.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = [name.partition("/")[2] for name in archive.getnames()]
-    assert "rewriter/passes/isolate_clip.py" in names
-    assert "LICENSE" in names
+    assert "rewriter/passes/isolate_clip.py" in names and "LICENSE" in names
     assert len(names) == len(set(names))
 
 
@@ -68,14 +68,7 @@ def test_the_installed_wheel_runs_away_from_the_checkout(dist: Path, tmp_path: P
         "import importlib.util, rewriter.passes;"
         "print(rewriter.passes.__file__, importlib.util.find_spec('passes'), len(rewriter.passes.ALL))"
     )
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        env={"PYTHONPATH": str(site), "PATH": ""},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = python("-P", "-c", code, cwd=tmp_path, PYTHONPATH=str(site), PATH="")
     where, top_level, count = done.stdout.split()
     assert Path(where).is_relative_to(site)
     assert top_level == "None"

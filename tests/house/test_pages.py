@@ -21,7 +21,6 @@ from rewriter.cli import app
 COMMANDS = list(command_lines())
 BLOCKS = list(blocks())
 OUTPUT = "output of: "
-
 JUDGES = {"verify", "locate", "compare-inputs", "scan"}  # commands whose exit code 1 is an answer
 
 SCRIPT = """
@@ -38,8 +37,7 @@ DETECTOR = """
 <ir_version: 8, opset_import: ["" : 17, "TRT" : 1]>
 net (float[1, 3, 32, 32] x) =>
     (int32[1, 1] num, float[1, 4, 4] boxes, float[1, 4] scores, int32[1, 4] classes) {
-    ["/head/Conv"] a = Conv<strides = [8, 8]>(x, w)
-    ["/head/Reshape"] rows = Reshape(a, shape)
+    ["/head/Conv"] a = Conv<strides = [8, 8]>(x, w) ["/head/Reshape"] rows = Reshape(a, shape)
     ["/head/Split"] edges, raw = Split<axis = 2>(rows, parts)
     ["/head/Sigmoid"] probabilities = Sigmoid(raw)
     ["/nms"] num, boxes, scores, classes = TRT.EfficientNMS_TRT(edges, probabilities)
@@ -49,8 +47,7 @@ net (float[1, 3, 32, 32] x) =>
 NET = """
 <ir_version: 8, opset_import: ["" : 17]>
 net (float[n, 3, h, w] x) => (float[n, 4, h, w] y) {
-    ["/stem/Conv"] a = Conv<pads = [1, 1, 1, 1]>(x, stem)
-    ["/norm1/Relu"] b = Relu(a)
+    ["/stem/Conv"] a = Conv<pads = [1, 1, 1, 1]>(x, stem) ["/norm1/Relu"] b = Relu(a)
     ["/head/Conv"] y = Conv(b, head)
 }
 """

@@ -4,19 +4,16 @@ from pathlib import Path
 
 import onnx
 import pytest
+from command_lines import invoke
 from onnx import parser
 from paths import DOCS, MODELS
-from typer.testing import CliRunner
-
-from rewriter.cli import app
 
 PAGE = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
 
 DYNAMIC = """
 <ir_version: 8, opset_import: ["" : 17]>
 net (float[1, 8] x, float[8, 8] w) => (int32[1, 8] y) {
-    a, s, z = DynamicQuantizeLinear(x)
-    b, t, u = DynamicQuantizeLinear(w)
+    a, s, z = DynamicQuantizeLinear(x) b, t, u = DynamicQuantizeLinear(w)
     y = MatMulInteger(a, b, z, u)
 }
 """
@@ -30,7 +27,7 @@ net (float[1, 8] x) => (float[1, 8] y) { h = Relu(x)  y = mine.Fancy(h) }
 def printed(command: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
     """Exit code and output on one line, without building engines."""
     monkeypatch.setenv("REWRITER_BUILD", "false")
-    done = CliRunner().invoke(app, command.split())
+    done = invoke(*command.split())
     return done.exit_code, " ".join((done.stdout + done.stderr).split())
 
 

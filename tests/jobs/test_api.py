@@ -21,9 +21,7 @@ from rewriter.ir.model import Array, Model, load, save
 def small() -> rewriter.Model:
     return graph("""
         g (float[2,3] x) => (float[2,4] y) <float[3,4] w = {1,2,3,4,5,6,7,8,9,10,11,12}> {
-            m = MatMul(x, w)
-            y = Relu(m)
-        }""")
+            m = MatMul(x, w) y = Relu(m) }""")
 
 
 @pytest.fixture
@@ -54,12 +52,7 @@ def test_a_proto_that_is_passed_in_is_not_changed() -> None:
 
 
 def test_a_plugin_keeps_its_types_and_is_reported() -> None:
-    plugin = graph("""
-        g (float[2,3] x) => (float[2,3] y) {
-            a = Relu(x)
-            b = EfficientPlugin_TRT(a)
-            y = Neg(b)
-        }""")
+    plugin = graph("g (float[2,3] x) => (float[2,3] y) { a = Relu(x) b = EfficientPlugin_TRT(a) y = Neg(b) }")
     result = quick(plugin.whole())
     assert [node.op_type for node in result.proto.graph.node][-2:] == ["EfficientPlugin_TRT", "Neg"]
     check = next(check for check in result.checks if check.name == "plugins")
@@ -81,8 +74,7 @@ def plugin(reads: str = "a") -> onnx.ModelProto:
         g (float[2,3] x, int32[2] i) => (float[2,3] y, float[2] s) {{
             a = Relu(x)
             b, s, n = EfficientPlugin_TRT({reads})
-            y = Neg(b)
-        }}""").whole()
+            y = Neg(b) }}""").whole()
 
 
 @pytest.mark.parametrize(

@@ -113,8 +113,7 @@ NORMALIZED = """
     g (float[1,2,4,4] x) => (float[1,2,4,4] y)
     <float[2,2,1,1] w = {9000.0, 1.0, 2.0, 7000.0}, float[2] s = {1.0, 2.0}, float[2] b = {0.1, 0.2},
      float[2] m = {3.0, 4.0}, float[2] v = {VARIANCE, 2.0}> {
-        c = Conv(x, w)
-        y = BatchNormalization(c, s, b, m, v)
+        c = Conv(x, w) y = BatchNormalization(c, s, b, m, v)
     }"""
 
 
@@ -129,13 +128,8 @@ def test_statistics_that_folding_hides_are_a_cause(variance: str, texts: int) ->
 
 SCALED = """
     g (float[4,16] x) => (float[4,16] y) {
-        w = Constant<value_float = 30000.0>()
-        down = Constant<value_float = 0.0000333>()
-        a = Mul(x, w)
-        b = Relu(a)
-        c = Mul(b, down)
-        y = Sigmoid(c)
-    }"""
+        w = Constant<value_float = 30000.0>() down = Constant<value_float = 0.0000333>()
+        a = Mul(x, w) b = Relu(a) c = Mul(b, down) y = Sigmoid(c) }"""
 
 
 def test_a_rescaled_overflow_is_a_cause_and_never_free() -> None:

@@ -24,21 +24,15 @@ from rewriter.runtime.recording.record import Link, RecordedFile, Recording, Sta
 
 MEAN = """
     g (float[1,8] level, float[1,8] mean) => (float[1,8] gain, float[1,8] new_mean) {
-        alpha = Constant<value = float {0.01}>()
-        keep = Constant<value = float {0.99}>()
-        part = Mul(level, alpha)
-        old = Mul(mean, keep)
-        new_mean = Add(part, old)
-        away = Sub(level, new_mean)
-        gain = Sigmoid(away)
-    }"""
+        alpha = Constant<value = float {0.01}>() keep = Constant<value = float {0.99}>()
+        part = Mul(level, alpha) old = Mul(mean, keep) new_mean = Add(part, old)
+        away = Sub(level, new_mean) gain = Sigmoid(away) }"""
 """A running mean that moves by less than FP16's last place, and a gain that depends on it."""
 
 WORDS = """
     g (int64[1] word) => (float[1,4] logits)
         <float[4,4] table = {0,1,0,0, 0,0,1,0, 0,0,0,1, 2999.4,2999.5,0,0}> {
-        logits = Gather<axis = 0>(table, word)
-    }"""
+        logits = Gather<axis = 0>(table, word) }"""
 """The word after 3 is 1, by a margin that FP16 does not have: it takes 0, the first of equals."""
 
 STREAM = """
@@ -119,10 +113,8 @@ def test_a_slow_state_fails_and_is_repaired(tmp_path: Path) -> None:
     assert (result.culprit, result.state) == ("enhancer", "new_mean")
     assert tried == [("enhancer", "states"), ("enhancer", "search")]
     assert [(r.step, r.helped) for r in result.repairs] == [("search", True)]
-    assert result.ending == "as-original"
-    assert result.fixed is not None
-    assert result.plain is not None
-    assert result.plain.error > 0.05 > result.limit > result.fixed.error
+    assert result.ending == "as-original" and result.fixed is not None
+    assert result.plain is not None and result.plain.error > 0.05 > result.limit > result.fixed.error
     assert result.fixed.calls == result.calls == 600
     assert result.fixed.printed == 2  # the time is left out
     assert result.plain.other_printed
@@ -139,10 +131,7 @@ def test_the_culprit_among_two_files(tmp_path: Path, overflows: str) -> None:
     safe = graphs.graph("g (float[1,8] x) => (float[1,8] y) { y = Tanh(x) }")
     wide = graphs.graph(
         """g (float[1,8] x) => (float[1,8] y) {
-            large = Constant<value = float {1e5}>()
-            up = Mul(x, large)
-            y = Div(up, large)
-        }"""
+            large = Constant<value = float {1e5}>() up = Mul(x, large) y = Div(up, large) }"""
     )
     models = {name: wide if name == overflows else safe for name in ("first", "second")}
     result = run(*recorded(tmp_path, CHAIN, **models))
@@ -153,13 +142,10 @@ def test_the_culprit_among_two_files(tmp_path: Path, overflows: str) -> None:
 
 def test_a_word_by_a_margin_that_fp16_does_not_have(tmp_path: Path) -> None:
     result = run(*recorded(tmp_path, GREEDY, lm=graphs.graph(WORDS)))
-    assert result.ending == "within-limit"
-    assert result.fixed is not None
-    assert result.tf32 is not None
-    assert result.tf32.same
+    assert result.ending == "within-limit" and result.fixed is not None
+    assert result.tf32 is not None and result.tf32.same
     other = result.fixed.other
-    assert other is not None
-    assert (other.call, other.output, other.usual_margin) == (3, "logits", 1.0)
+    assert other is not None and (other.call, other.output, other.usual_margin) == (3, "logits", 1.0)
     assert other.margin == pytest.approx(0.1, rel=1e-3)
     assert result.fixed.calls == 4
 
@@ -234,8 +220,7 @@ def test_a_long_script_is_compared_up_to_the_limit(tmp_path: Path, monkeypatch: 
     clock = SimpleNamespace(monotonic=partial(next, itertools.count()))
     monkeypatch.setattr("rewriter.jobs.closed_loop.job.time", clock)
     result = closed_loop(*streaming(tmp_path, "0"), 500.0)
-    assert result.stopped
-    assert result.fixed is not None
+    assert result.stopped and result.fixed is not None
     assert 90 < result.fixed.calls <= result.calls < 110
     assert result.ending != "refused"
 
@@ -244,5 +229,4 @@ def test_a_loop_ends_where_the_recording_ended(tmp_path: Path) -> None:
     recording, fixed = streaming(tmp_path, "0")
     result = run(replace(recording, calls=(("enhancer", 0),) * 100), fixed)
     assert (result.calls, result.stopped) == (100, True)
-    assert result.fixed is not None
-    assert result.fixed.calls == 100
+    assert result.fixed is not None and result.fixed.calls == 100

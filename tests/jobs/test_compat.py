@@ -22,15 +22,13 @@ FP32, FP16, BF16 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
 
 SIMPLE = """
     g (float[1,5] X, float[5,3] w, float[3] b, float[1,3] c) => (float[1,3] Y) {
-        [gemm_node] gemm_out = Gemm(X, w, b)
-        [add_node] add_out = Add(gemm_out, c)
+        [gemm_node] gemm_out = Gemm(X, w, b) [add_node] add_out = Add(gemm_out, c)
         [relu_node] Y = Relu(add_out) }"""
 DETECTOR = """
     <ir_version: 8, opset_import: ["" : 17], producer_name: "exporter">
     g (float[1,3,8,8] images) => (float[1,4,16,16] output0) <float[4] scales = {1.0, 1.0, 2.0, 2.0}> {
         ["/stem/Conv"] a = Conv<kernel_shape = [3,3], pads = [1,1,1,1]>(images, w)
-        ["/stem/Act"] s = Sigmoid(a)
-        ["/stem/Mul"] m = Mul(a, s)
+        ["/stem/Act"] s = Sigmoid(a) ["/stem/Mul"] m = Mul(a, s)
         ["/up/Resize"] output0 = Resize<mode = "nearest">(m, , scales) }"""
 
 
@@ -67,8 +65,6 @@ def run(model: ModelProto, feeds: Mapping[str, Array]) -> Array:
 
 
 # -- calls of public projects --------------------------------------------------------------------
-
-
 def test_a_video_renderer_calibrates_rife(tmp_path: Path) -> None:
     source, calibration = tmp_path / "rife.onnx", tmp_path / "calibration.npz"
     onnx.save(detector(), source)
@@ -92,14 +88,9 @@ def test_a_video_renderer_calibrates_rife(tmp_path: Path) -> None:
 NORMED = """
     <ir_version: 8, opset_import: ["" : 17]>
     g (float[B,3,4,4] input) => (float[B,4] dets) <float eps = {1e-6}> {
-        [conv] c = Conv<kernel_shape = [3,3], pads = [1,1,1,1]>(input, w)
-        [wide] f = Cast<to = 1>(c)
-        [square] q = Mul(f, f)
-        [mean] m = ReduceMean<axes = [1]>(q)
-        [epsilon] e = Add(m, eps)
-        [root] r = Sqrt(e)
-        [norm] n = Div(f, r)
-        [pool] p = GlobalAveragePool(n)
+        [conv] c = Conv<kernel_shape = [3,3], pads = [1,1,1,1]>(input, w) [wide] f = Cast<to = 1>(c)
+        [square] q = Mul(f, f) [mean] m = ReduceMean<axes = [1]>(q) [epsilon] e = Add(m, eps)
+        [root] r = Sqrt(e) [norm] n = Div(f, r) [pool] p = GlobalAveragePool(n)
         [flat] dets = Flatten(p) }"""
 """A norm that its author widened, as RF-DETR, KataGo's transformers and Whisper export it."""
 
@@ -143,8 +134,6 @@ def test_casts_of_the_export_stay_valid(
 
 
 # -- what callers of the originals see -----------------------------------------------------------
-
-
 @pytest.mark.parametrize("keep_io_types", [True, False])
 @pytest.mark.parametrize("low", ["fp16", "bf16"])
 def test_a_simple_model(tmp_path: Path, keep_io_types: bool, low: str) -> None:
@@ -327,8 +316,7 @@ def test_the_converter_takes_a_path_by_its_own_name(tmp_path: Path) -> None:
 AMPLIFIED = """
     g (float[1,64] X, float[64,3] w) => (float[1,3] Y, float[1,3] Z)
     <float big = {30000.0}, float small = {0.00003}> {
-        [scaled] a = Mul(X, big)
-        [product] b = MatMul(a, w)
+        [scaled] a = Mul(X, big) [product] b = MatMul(a, w)
         [back] Y = Mul(b, small)
         [plain] Z = MatMul(X, w) }"""
 

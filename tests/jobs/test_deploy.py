@@ -19,12 +19,8 @@ from rewriter.runtime.inputs.sizes import Room, room, shape_inputs
 RESIZED = """
     g (float[b,3,h,w] x, int64[2] size) => (float[b,4,p,q] y) <int64[1] four = {4}> {
         k = Constant <value = float[4,3,1,1] {0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9,1.0,1.1,1.2}> ()
-        c = Conv (x, k)
-        p = AveragePool <kernel_shape = [5, 5]> (c)
-        n = Shape <end = 1> (p)
-        s = Concat <axis = 0> (n, four, size)
-        y = Resize <mode = "linear"> (p, , , s)
-    }"""
+        c = Conv (x, k) p = AveragePool <kernel_shape = [5, 5]> (c) n = Shape <end = 1> (p)
+        s = Concat <axis = 0> (n, four, size) y = Resize <mode = "linear"> (p, , , s) }"""
 FEEDS: dict[str, Array] = {
     "x": np.random.default_rng(0).random((1, 3, 24, 16), dtype=np.float32),
     "size": np.array([20, 30]),

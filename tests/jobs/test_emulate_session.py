@@ -13,13 +13,7 @@ from rewriter.ir.model import DETACH_BYTES, save
 from rewriter.ir.plan import Precision
 from rewriter.runtime.emulation import Accumulation
 
-WIDE = graphs.graph(
-    """
-    g (float[batch,4] x) => (float[batch,4] y) {
-        square = Mul(x, x)
-        y = Sqrt(square)
-    }"""
-)
+WIDE = graphs.graph("g (float[batch,4] x) => (float[batch,4] y) { square = Mul(x, x) y = Sqrt(square) }")
 """The square of 300 is beyond FP16."""
 
 
@@ -35,8 +29,7 @@ def test_types_of_the_file() -> None:
     assert [o.type for o in session.get_outputs()] == ["tensor(float16)", "tensor(float)"]
     y, z = session.run(None, {"x": np.full((2, 4), 300, np.float16)})
     assert y.dtype == np.float16
-    assert np.isinf(y).all()
-    assert np.isinf(z).all()
+    assert np.isinf(y).all() and np.isinf(z).all()
 
 
 @pytest.mark.parametrize(("precision", "expected"), [(None, 300.0), ("fp32", 300.0), ("fp16", np.inf)])
@@ -51,8 +44,7 @@ def test_a_file_by_every_way_to_run_it(tmp_path: Path) -> None:
     weights = np.random.default_rng(0).standard_normal((64, DETACH_BYTES // 64)).astype(np.float16)
     rows, columns = weights.shape
     text = f"""g (float16[batch,{rows}] x, float16[{rows},{columns}] w) => (float16[batch,{columns}] y) {{
-        y = MatMul(x, w)
-    }}"""
+        y = MatMul(x, w) }}"""
     source = graphs.with_weights(text, {"w": weights})
     save(source, tmp_path / "model.onnx")
     session = rewriter.emulate(tmp_path / "model.onnx")
@@ -75,8 +67,7 @@ def test_states_inside_a_recurrence() -> None:
     weights = {"w": np.full((1, 1, 1), 1 / 1024, np.float16), "r": np.ones((1, 1, 1), np.float16)}
     source = graphs.with_weights(
         """g (float16[steps,1,1] x, float16[1,1,1] w, float16[1,1,1] r) => (float16[1,1,1] h) {
-            every, h = RNN<hidden_size = 1, activations = ["Relu"]>(x, w, r)
-        }""",
+            every, h = RNN<hidden_size = 1, activations = ["Relu"]>(x, w, r) }""",
         weights,
     )
     (h,) = rewriter.emulate(source).run(None, {"x": np.ones((5000, 1, 1), np.float16)})
@@ -86,9 +77,7 @@ def test_states_inside_a_recurrence() -> None:
 def test_a_mask_of_the_smallest_fp32_number_becomes_infinite() -> None:
     """As converters write it: transformers fills masks with it."""
     text = """g (int64[1] shape) => (float[n] y) {
-        mask = ConstantOfShape<value = float[1] {-3.4e38}>(shape)
-        y = Relu(mask)
-    }"""
+        mask = ConstantOfShape<value = float[1] {-3.4e38}>(shape) y = Relu(mask) }"""
     (y,) = rewriter.emulate(graphs.graph(text), precision="fp16").run(None, {"shape": np.array([3])})
     np.testing.assert_array_equal(y, np.zeros(3, np.float32))
 

@@ -94,8 +94,7 @@ def test_a_float64_output_is_computed_in_fp32() -> None:
     del proto.graph.input[-1]
     proto.graph.initializer.append(numpy_helper.from_array(WEIGHT, "w"))
     result = rewriter.fix(proto, inputs=[{"x": NEAR["x"]}], build=False, engine="emulation")
-    assert result.verified
-    assert result.plan is not None
+    assert result.verified and result.plan is not None
     kept = {d.op for d in result.plan.decisions if d.rule == "float64"}
     assert kept == {"Softmax", "Mul", "ReduceSum"}
     assert not any(d.op == "MatMul" for d in result.plan.decisions)

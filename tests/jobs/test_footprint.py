@@ -89,8 +89,7 @@ def test_no_model_is_left_to_the_garbage_collector() -> None:
             a = Mul(x, k)
             b = If (go) <then_branch = t () => (float[2,64] c) { c = Exp(a) },
                          else_branch = e () => (float[2,64] d) { d = Relu(a) }>
-            m = Identity(b)
-            y = Neg(m)
+            m = Identity(b) y = Neg(m)
         }""")
     fix = partial(rewriter.fix, source, build=False, verify=True)
     fix()  # what is made once and kept

@@ -20,9 +20,7 @@ from rewriter.report import html
 
 SMALL = """
     g (float[2,3] x) => (float[2,4] y) <float[3,4] w = {1,2,3,4,5,6,7,8,9,10,11,12}> {
-        m = MatMul(x, w)
-        y = Relu(m)
-    }"""
+        m = MatMul(x, w) y = Relu(m) }"""
 
 
 def small() -> rewriter.Model:
@@ -167,8 +165,7 @@ class TestPassesOfYourOwn:
         done = rewriter.run_passes(model, ["simplify", TagRelu()])
         assert [n.name for n in done.model.proto.graph.node if n.op_type == "Relu"] == ["tagged"]
         assert all(n.name != "tagged" for n in model.proto.graph.node)
-        assert done.pipeline == "simplify,tag-relu"
-        assert done.proto.graph.node
+        assert done.pipeline == "simplify,tag-relu" and done.proto.graph.node
 
     def test_run_in_fix_before_the_preset_s(self) -> None:
         result = rewriter.fix(small(), build=False, passes=[TagRelu(names=str.casefold), ...])

@@ -15,9 +15,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 SOURCE = """
     g (float[2,3] x) => (float[2,4] y) <float[3,4] w = {1,2,3,4,5,6,7,8,9,10,11,12}> {
-        ["/head/MatMul"] m = MatMul(x, w)
-        y = Relu(m)
-    }"""
+        ["/head/MatMul"] m = MatMul(x, w) y = Relu(m) }"""
 
 
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -418,9 +418,7 @@ def test_a_result_that_does_not_run_gives_way_to_one_that_does(monkeypatch: pyte
 
 
 # -- a budget of latency ------------------------------------------------------------------------------
-
 ALLOWED = 0.6
-
 CONVS = 6
 
 

@@ -17,16 +17,12 @@ DETECTOR = """
     <ir_version: 8, opset_import: ["" : 11, "TRT" : 1]>
     g (float[1,3,16,16] x, float[8,3,3,3] w) => (int32[1,1] found, float[100,4] boxes, float[1,5,256] scores)
     <float half = {0.5}> {
-        c = Conv <pads = [1, 1, 1, 1]> (x, w)
-        b, s = Split <axis = 1, split = [4, 4]> (c)
-        [flat] raw = Flatten <axis = 2> (b)
-        four = Flatten <axis = 2> (s)
-        m = ReduceMean <axes = [1], keepdims = 1> (four)
-        all = Concat <axis = 1> (four, m)
+        c = Conv <pads = [1, 1, 1, 1]> (x, w) b, s = Split <axis = 1, split = [4, 4]> (c)
+        [flat] raw = Flatten <axis = 2> (b) four = Flatten <axis = 2> (s)
+        m = ReduceMean <axes = [1], keepdims = 1> (four) all = Concat <axis = 1> (four, m)
         scores = Sigmoid(all)
         [nms] found, kept, kept_scores, classes = TRT.EfficientNMS_TRT <score_threshold = 0.25> (raw, scores)
-        [first] one = Squeeze <axes = [0]> (kept)
-        boxes = Mul(one, half)
+        [first] one = Squeeze <axes = [0]> (kept) boxes = Mul(one, half)
     }"""
 
 

@@ -19,11 +19,7 @@ HUGE = """
     g (float[4,8] x) => (float[4,4] y)
     <float[8,4] w = {1,2,3,4,5,6,7,8,1,2,3,4,5,6,7,8,1,2,3,4,5,6,7,8,1,2,3,4,5,6,7,8},
      float[8] up = {3e4,3e4,3e4,3e4,3e4,3e4,3e4,3e4}, float down = {3e-5}> {
-        a = Mul(x, up)
-        b = Mul(a, up)
-        c = Mul(b, down)
-        d = Mul(c, down)
-        e = MatMul(d, w)
+        a = Mul(x, up) b = Mul(a, up) c = Mul(b, down) d = Mul(c, down) e = MatMul(d, w)
         y = Softmax(e)
     }"""
 

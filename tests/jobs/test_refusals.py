@@ -18,8 +18,7 @@ from rewriter.runtime.engines.build import BuildOptions, BuildReport, build
 
 DYNAMIC = """
     g (float[2,4] x) => (float[2,3] y) <int8[4,3] w = {1,2,3,4,5,6,7,8,9,1,2,3}, int8 zero = {0}> {
-        [quantize] q, s, z = DynamicQuantizeLinear(x)
-        [product] i = MatMulInteger(q, w, z, zero)
+        [quantize] q, s, z = DynamicQuantizeLinear(x) [product] i = MatMulInteger(q, w, z, zero)
         f = Cast<to = 1>(i)
         y = Mul(f, s) }"""
 

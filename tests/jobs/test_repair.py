@@ -48,8 +48,7 @@ def test_islands_repair_what_the_rules_miss() -> None:
     alone = rewriter.fix(source, inputs=samples(), build=False, repair=False)
     assert alone.verified is False and not alone.repairs
     result = rewriter.fix(source, inputs=samples(), build=False)
-    assert result.verified
-    assert result.repairs[0].startswith("the rules' plan: FP16 emulated")
+    assert result.verified and result.repairs[0].startswith("the rules' plan: FP16 emulated")
     assert "more nodes in FP32" in result.repairs[-1] and "every check passes" in result.repairs[-1]
     assert result.plan is not None and result.plan.fp32
     assert result.verdict is not None  # without the goal of a search
@@ -160,8 +159,7 @@ def test_what_is_recorded_of_the_target_decides_on_sums() -> None:
     data = {"x": np.ones((4, 64), np.float32), "w": np.ones((64, 4), np.float32)}
     for target, sums in (("tensorrt-rtx", True), ("tensorrt", False)):
         result = rewriter.fix(source, inputs=data, build=False, target=target)
-        assert result.verdict is not None
-        assert ("sums in FP16" in result.verdict.checks[1].summary) is sums
+        assert result.verdict is not None and ("sums in FP16" in result.verdict.checks[1].summary) is sums
 
 
 def test_the_library_that_judges_is_what_a_result_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,8 +223,7 @@ def test_the_verdict_does_not_hang_on_the_order_of_the_samples() -> None:
     large, small = {"x": 30 * samples()[0]["x"]}, samples()[1]
     for data in ([large, large, small], [small, large, large], [large, small, large]):
         result = rewriter.fix(source, inputs=data, build=False, repair=False)
-        assert result.verified is False
-        assert result.verdict is not None
+        assert result.verified is False and result.verdict is not None
         (emulation,) = (check for check in result.verdict.checks if check.name == "emulation")
         assert emulation.error == pytest.approx(10.4, rel=0.2)
 
@@ -269,9 +266,9 @@ def test_a_clamped_mask_that_lets_large_scores_through_is_undone() -> None:
     """clamp-constants counts as exact, which it is for scores within +-8140 alone."""
     source = graph(
         """g (float[4,64] x) => (float[4,64] y) <float shut = {-1e9}, bool[1,64] mask = {MASK}> {
-            s = Where(mask, shut, x)
-            y = Softmax<axis = -1>(s)
-        }""".replace("MASK", ", ".join(["0", "1"] * 32))
+            s = Where(mask, shut, x) y = Softmax<axis = -1>(s) }""".replace(
+            "MASK", ", ".join(["0", "1"] * 32)
+        )
     ).whole()
     scores = -30000 + np.arange(256, dtype=np.float32).reshape(4, 64) / 4
     result = rewriter.fix(source, inputs=[{"x": scores}, {"x": scores[::-1].copy()}], build=False)

@@ -27,7 +27,6 @@ from rewriter.report import terminal
 
 CASES: dict[str, dict[str, Any]] = tomllib.loads((MODELS / "cases.toml").read_text())
 BEHAVED = ("resnet", "vit", "convnext", "swin", "mobilenet_v2", "group_norm", "mismatch")
-
 BERT = "bert"  # its sample has padding; its mask constant is NaN in FP16 with and without
 
 
@@ -96,9 +95,7 @@ class TestCases:
 LARGE = graph("g (float[2,4] x) => (float[2,4] y) <float k = {1e5}> { a = Mul(x, k)\n y = Neg(a) }")
 CLIPPED = graph("""
     g (float[2,4] x) => (float[2,4] y) <float k = {1e5}, float one = {1.0}> {
-        a = Mul(x, k)
-        y = Clip(a, one)
-    }""")
+        a = Mul(x, k) y = Clip(a, one) }""")
 FEEDS = {"x": np.ones((2, 4), np.float32)}
 
 
@@ -193,8 +190,7 @@ class TestReports:
         assert "w8" in printed(result, 1) and "w8" not in printed(result)
         kinds = tuple(replace(f, repair=f"repair {i}") for i, f in enumerate(many))
         text = flat(printed(replace(result, findings=kinds)))
-        assert "... and 4 kinds more: -v shows all" in text
-        assert "Next rewriter fix" in text
+        assert "... and 4 kinds more: -v shows all" in text and "Next rewriter fix" in text
 
     def test_json_holds_everything(self, tmp_path: Path) -> None:
         path = tmp_path / "scan.json"

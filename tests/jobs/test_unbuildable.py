@@ -113,10 +113,8 @@ def test_what_breaks_every_build_gives_the_fp32_model(
 RECURRENT = """
     g (float[5,2,4] x, int32[2] lens) => (float[5,1,2,3] y, float[5,1,2,3] z)
     <float[1,9,4] w = {W}, float[1,9,3] r = {R}> {
-        y = GRU<hidden_size = 3>(x, w, r, , lens)
-        a = Relu(x)
-        z = GRU<hidden_size = 3>(a, w, r, , lens)
-    }"""
+        y = GRU<hidden_size = 3>(x, w, r, , lens) a = Relu(x)
+        z = GRU<hidden_size = 3>(a, w, r, , lens) }"""
 
 
 def recurrent() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:

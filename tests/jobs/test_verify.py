@@ -19,19 +19,12 @@ from rewriter.runtime.metrics.tolerances import Tolerance
 
 ORIGINAL = """
     g (float[n,4] x) => (float[n,4] y, float[n] total) {
-        a = Mul(x, x)
-        total = ReduceSum<keepdims = 0>(a, axis)
-        y = Sqrt(a)
-    }"""
+        a = Mul(x, x) total = ReduceSum<keepdims = 0>(a, axis) y = Sqrt(a) }"""
 
 FIXED = """
     g (float[n,4] x) => (float[n,4] y, float[n] total) {
-        h = Cast<to = 10>(x)
-        b = Mul(h, h)
-        a = Cast<to = 1>(b)
-        total = ReduceSum<keepdims = 0>(a, axis)
-        y = Sqrt(a)
-    }"""
+        h = Cast<to = 10>(x) b = Mul(h, h) a = Cast<to = 1>(b)
+        total = ReduceSum<keepdims = 0>(a, axis) y = Sqrt(a) }"""
 
 
 @pytest.fixture
@@ -56,8 +49,7 @@ def test_a_sound_model_is_verified_by_emulation_and_the_result_says_so(files: tu
     assert (result.engine, result.device) == ("emulation", "CPU")
     assert [check.name for check in result.checks] == ["emulation", "build"]
     assert "NOT run on a GPU" in result.warnings[0]
-    assert "no GPU was used" in result.checks[0].summary
-    assert result.tolerance.value == 5e-3
+    assert "no GPU was used" in result.checks[0].summary and result.tolerance.value == 5e-3
     assert "H200" in result.tolerance.source
     assert [output.name for output in result.outputs] == ["y", "total"]
     assert 1e-5 < result.outputs[1].relative_l2 < 1e-3
@@ -109,8 +101,7 @@ def test_onnx_runtime_runs_the_file_itself_several_times(files: tuple[Path, Path
     assert [check.name for check in result.checks] == ["reference", "run"]
     assert [check.passed for check in result.checks] == [True, True]
     assert len(result.builds) == 2
-    assert result.latency is not None
-    assert result.reference_latency is not None
+    assert result.latency is not None and result.reference_latency is not None
     assert "over 2 builds" in result.checks[1].summary
 
 

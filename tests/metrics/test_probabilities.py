@@ -73,8 +73,7 @@ def test_a_difference_that_no_threshold_sees_passes() -> None:
     shifted = SURE + np.array([-0.008, 0.004, 0.004])
     one = judged(SURE, shifted)
     assert one.relative_l2 > FP16 and one.passed
-    assert one.probability is not None
-    assert one.probability.top_1 == 1.0
+    assert one.probability is not None and one.probability.top_1 == 1.0
     assert one.probability.difference == pytest.approx(0.008)
     assert "the same best class in 100 % of the rows" in fair_text(
         one

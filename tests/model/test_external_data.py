@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -11,12 +10,11 @@ from typing import IO
 import numpy as np
 import onnx
 import pytest
+from command_lines import invoke, python
 from graphs import graph
 from paths import ROOT
 from stored import foreign, made, value
-from typer.testing import CliRunner
 
-from rewriter import cli
 from rewriter.base.errors import ModelError, OutputError
 from rewriter.ir.model import Model, external_data, load, output_files, save
 from rewriter.ir.model.external_data import MOST_MAPPED
@@ -35,7 +33,7 @@ def names(folder: Path) -> set[str]:
 
 def fix(*arguments: str | Path) -> tuple[int, str]:
     quick = ("--passes", "clean-casts", "--precision", "fp32", "--no-verify")
-    outcome = CliRunner().invoke(cli.app, ["fix", *map(str, arguments), *quick])
+    outcome = invoke("fix", *arguments, *quick)
     return outcome.exit_code, outcome.output
 
 
@@ -219,9 +217,8 @@ def test_a_kill_at_any_moment_leaves_one_whole_pair(tmp_path: Path, owner: str, 
     _ = save(made(1), path) if owner == "ours" else foreign(path, 1, "m.onnx.data")
     if shared:
         shutil.copyfile(path, start / "copy.onnx")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests")))}
-    command = [sys.executable, "-c", KILLS, str(start), str(tmp_path / "folder")]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    both = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
+    done = python("-c", KILLS, start, tmp_path / "folder", PYTHONPATH=both)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 6, "moments at which it was killed"
 

@@ -74,8 +74,7 @@ def test_sibling_branches_may_share_a_tensor_name() -> None:
     )
     known = source.facts()
     assert len(known.scopes) == 3
-    assert known.main is known.scopes[0]
-    assert "a" not in known.main
+    assert known.main is known.scopes[0] and "a" not in known.main
     assert [scope["a"].dtype for scope in known.scopes[1:]] == [TensorProto.FLOAT16, TensorProto.DOUBLE]
 
 

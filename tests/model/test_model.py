@@ -55,8 +55,7 @@ class TestRoundTrips:
         proto = _float_weight()
         before = proto.SerializeToString()
         source = load(proto)
-        assert source.weights["w"].nbytes == 4096
-        assert not source.weights["w"].flags.writeable
+        assert source.weights["w"].nbytes == 4096 and not source.weights["w"].flags.writeable
         assert source.proto.ByteSize() < 300
         assert source.size > 4096
         assert source.whole().SerializeToString() == before
@@ -154,8 +153,7 @@ class TestExternalData:
                 y = If (c) <
                     then_branch = t () => (float[4] u) <float[4] w = {1, 2, 3, 4}> { u = Add(x, w) },
                     else_branch = e () => (float[4] v) {
-                        k = Constant<value = float[4] {4, 3, 2, 1}>()
-                        v = Add(x, k)
+                        k = Constant<value = float[4] {4, 3, 2, 1}>() v = Add(x, k)
                     }
                 >
             }"""

@@ -6,21 +6,17 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from graphs import random_feeds, run
+from command_lines import invoke
+from graphs import graph, model, ops, random_feeds, run
 from onnx_text import with_header
-from typer.testing import CliRunner
 
 import rewriter
-from rewriter import cli
-from rewriter.ir.model import load
+from rewriter.ir.model import DETACH_BYTES, load, walk_graphs
+from rewriter.ir.model.normalization import with_lifted_weights
 
 TEXT = """
     g (float[2,3] x) => (float[2,3] y, float[2,3] z) {
-        [same] a = Neg(x)
-        [same] b = Exp(a)
-        [same_1] c = Relu(b)
-        [same] y = Sigmoid(c)
-        z = Abs(c)
+        [same] a = Neg(x) [same] b = Exp(a) [same_1] c = Relu(b) [same] y = Sigmoid(c) z = Abs(c)
     }"""
 
 
@@ -82,7 +78,7 @@ def test_the_commands_report_it(command: str, tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(without("shape").SerializeToString())
     more = ["--dry-run", "--engine", "emulation"] if command == "fix" else []
-    outcome = CliRunner().invoke(cli.app, [command, str(path), *more])
+    outcome = invoke(command, path, *more)
     assert outcome.exit_code == 0, outcome.output
     text = " ".join(outcome.stdout.split())
     assert "were renamed: same -> same_2" in text
@@ -102,8 +98,7 @@ UNSORTED = """
         y = Abs(b)
         b = If (k) <then_branch = t () => (float[2] t) { t = Neg(f) f = Exp(a) },
                    else_branch = e () => (float[2] e) { e = Neg(x) }>
-        a = Relu(x)
-        c = Sin(x)
+        a = Relu(x) c = Sin(x)
     }"""
 
 
@@ -137,3 +132,70 @@ def test_a_local_function_out_of_order_is_sorted() -> None:
 def test_a_cycle_is_refused(text: str) -> None:
     with pytest.raises(rewriter.RewriterError, match="computed from itself"):
         load(parsed(text))
+
+
+WEIGHT = "k = Constant<value = float[4] {4, 3, 2, 1}>()"
+
+LIFTED = [
+    pytest.param(f"{WEIGHT} y = Mul(x, k)", ["Mul"], {"k"}, id="a Constant"),
+    pytest.param(f"{WEIGHT} i = Identity(k) y = Mul(x, i)", ["Mul"], {"k"}, id="an Identity of it"),
+    pytest.param("i = Identity(w) j = Identity(i) y = Mul(x, j)", ["Mul"], {"w"}, id="Identity of a weight"),
+]
+
+STAYS = [
+    pytest.param("k = Constant<value = float {2}>() y = Mul(x, k)", "float[4] y", id="a single number"),
+    pytest.param(
+        "k = Constant<value = int64[2] {2, 2}>() r = Reshape(x, k) y = Relu(r)", "float[2,2] y", id="a shape"
+    ),
+    pytest.param(f"{WEIGHT} y = Mul(x, k)", "float[4] y, float[4] k", id="a graph output"),
+    pytest.param("i = Identity(x) y = Mul(i, w)", "float[4] y", id="an Identity of an input"),
+]
+
+
+def body(text: str, output: str = "float[4] y") -> str:
+    return f"g (float[4] x) => ({output}) <float[4] w = {{1, 2, 3, 4}}> {{ {text} }}"
+
+
+@pytest.mark.parametrize(("text", "left", "weights"), LIFTED)
+def test_weights_become_initializers(text: str, left: list[str], weights: set[str]) -> None:
+    source = graph(body(text))
+    result = with_lifted_weights(source)
+    assert ops(result) == left
+    assert weights <= {t.name for t in result.proto.graph.initializer}
+    feeds = random_feeds(source)
+    assert np.array_equal(run(source, feeds)[0], run(result, feeds)[0])
+
+
+@pytest.mark.parametrize(("text", "output"), STAYS)
+def test_what_is_no_weight_stays(text: str, output: str) -> None:
+    source = graph(body(text, output))
+    assert with_lifted_weights(source) is source
+
+
+def test_large_weights_are_detached() -> None:
+    size = DETACH_BYTES // 4
+    values = ", ".join("1" for _ in range(size))
+    source = graph(
+        f"g (float[{size}] x) => (float[{size}] y) {{"
+        f" k = Constant<value = float[{size}] {{{values}}}>() y = Mul(x, k) }}"
+    )
+    assert not source.weights
+    assert with_lifted_weights(source).weights["k"].shape == (size,)
+
+
+def test_weights_of_branches_become_their_own() -> None:
+    source = model(f"""
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (bool c, float[4] x) => (float[4] y) <float[4] w = {{1, 2, 3, 4}}> {{
+            o = Identity(w)
+            y = If (c) <
+                then_branch = yes () => (float[4] t) {{ {WEIGHT} t = Mul(x, k) }},
+                else_branch = no () => (float[4] e) {{ e = Mul(x, o) }}
+            >
+        }}""")
+    result = with_lifted_weights(source)
+    names = [[t.name for t in g.initializer] for g in walk_graphs(result.proto.graph)]
+    assert names == [["w"], ["k"], []]
+    for condition in (True, False):
+        feeds = random_feeds(source) | {"c": np.array(condition)}
+        assert np.array_equal(run(source, feeds)[0], run(result, feeds)[0])

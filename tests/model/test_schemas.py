@@ -50,8 +50,7 @@ def test_ports_follow_the_type_or_stay(
     made: NodeProto, opset: int, low: int, inputs: tuple[TypeRule, ...], outputs: tuple[TypeRule, ...]
 ) -> None:
     found = type_rules(made, {"": opset}, low)
-    assert found is not None
-    assert (found.inputs, found.outputs) == (inputs, outputs)
+    assert found is not None and (found.inputs, found.outputs) == (inputs, outputs)
 
 
 @pytest.mark.parametrize(

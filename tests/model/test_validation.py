@@ -1,12 +1,15 @@
 """Files of which the checker, protobuf or NumPy would crash: each is an error that names file and node."""
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import corruption
 import numpy as np
 import onnx
 import pytest
+from nightly import sized
 from onnx import TensorProto, helper, numpy_helper
 
 from rewriter.base import sandbox
@@ -372,3 +375,16 @@ def test_graphs_nested_too_deeply_for_protobuf(tmp_path: Path) -> None:
         graph = message(1, message(5, message(6, graph)))
     error = refused(b"\x08\x0a" + message(7, graph), tmp_path)
     assert "nested more deeply than protobuf reads" in str(error)
+
+
+COUNT = sized(100, 5000)
+SEED = 17
+
+
+def test_corrupted_files_are_scanned_or_refused() -> None:
+    outcomes = corruption.run(COUNT, SEED)
+    counts = Counter(outcome.kind for outcome in outcomes)
+    assert sorted(outcome.number for outcome in outcomes) == list(range(COUNT))
+    assert not counts["DEFECT"], corruption.report(outcomes, SEED)
+    assert counts["ok"] > COUNT / 20, "some corruption is harmless"
+    assert counts["ModelError"] > COUNT / 4, "and most is not"

@@ -26,8 +26,7 @@ def _network() -> tuple[Model, list[dict[str, Array]]]:
 def test_fix_keeps_the_head_in_fp32_with_its_pooling_and_nothing_before_it() -> None:
     source, samples = _network()
     result = rewriter.fix(source.whole(), inputs=samples)
-    assert result.verdict is not None
-    assert result.verdict.passed
+    assert result.verdict is not None and result.verdict.passed
     assert result.plan is not None
     rules = {d.op: d.rule for d in result.plan.decisions}
     assert set(rules) == {"GlobalAveragePool", "Flatten", "Mul", "ReduceSum", "Add", "Reshape"}
@@ -43,8 +42,7 @@ def test_elsewhere_the_head_stays_a_product(preset: str) -> None:
     result = rewriter.fix(source.whole(), inputs=samples, build=False, preset=preset)
     assert "Gemm" in ops(load(result.proto))
     assert "ReduceSum" not in ops(load(result.proto))
-    assert result.plan is not None
-    assert not result.plan.decisions
+    assert result.plan is not None and not result.plan.decisions
 
 
 WRITTEN = "g (float[1,8,4,4] x, float[5,8] v) => (OUT) <float[5,8] w = {W}, int64[1] one = {1}> {"

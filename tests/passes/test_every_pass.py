@@ -50,7 +50,6 @@ FILES = _discovered()
 EVERY = [pytest.param(kind, id=kind.name) for kind in FILES.values()]
 STRUCTURAL = [kind() for kind in rewriter.passes.ALL if kind.keeps_signature]
 CASES = [pytest.param(path, id=path.stem) for path in sorted(MODELS.glob("*.onnx"))]
-
 Feeds = dict[str, Array]
 every_pass = pytest.mark.parametrize("kind", EVERY)
 

@@ -72,8 +72,7 @@ def layer_norms(draw: st.DrawFn) -> Model:
     affine = draw(st.sampled_from(["y = Identity(n)", "y = Mul(k, n)", "w = Mul(n, k) y = Add(k, w)"]))
     return graph(f"""g (float{shape} x) => (float{shape} y)
         <float two = {{2.0}}, float eps = {{0.00001}}, float{dims} k = {{{values}}}> {{
-            {CORE.replace("[-1]", str(written))} {affine}
-        }}""")
+            {CORE.replace("[-1]", str(written))} {affine} }}""")
 
 
 @given(layer_norms())

@@ -9,8 +9,7 @@ from rewriter.passes.inline_functions import InlineFunctions
 GATE = """
     <domain: "local", opset_import: ["" : 17]>
     gate (a) => (b) {
-        [sigmoid] s = Sigmoid(a)
-        [product] b = Mul(a, s)
+        [sigmoid] s = Sigmoid(a) [product] b = Mul(a, s)
     }"""
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17, "local" : 1]>'

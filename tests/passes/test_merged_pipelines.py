@@ -78,13 +78,8 @@ def _gated(up: float) -> Model:
     return with_weights(
         """
         g (float[32,64] x, float[64,96] wg, float[64,96] wu, float[96,64] wd) => (float[32,64] y) {
-            gate = MatMul(x, wg)
-            sigmoid = Sigmoid(gate)
-            silu = Mul(gate, sigmoid)
-            up = MatMul(x, wu)
-            hidden = Mul(silu, up)
-            y = MatMul(hidden, wd)
-        }""",
+            gate = MatMul(x, wg) sigmoid = Sigmoid(gate) silu = Mul(gate, sigmoid)
+            up = MatMul(x, wu) hidden = Mul(silu, up) y = MatMul(hidden, wd) }""",
         {name: (rng.standard_normal(shape) * scale).astype(np.float32) for name, shape, scale in sizes},
     )
 
@@ -122,15 +117,10 @@ def test_a_failed_emulation_is_explained_after_rescale_too() -> None:
     """
     text = """
         g (float[4,2] x) => (float[4,1] y) <float[2,1] a = {1.0004, -1.0001}, float[2,1] b = {-1, -1}> {
-            m = MatMul(x, a)
-            n = MatMul(x, b)
-            r = Relu(n)
-            y = Add(m, r)
-        }"""
+            m = MatMul(x, a) n = MatMul(x, b) r = Relu(n) y = Add(m, r) }"""
     ones = [{"x": np.ones((4, 2), np.float32)}]
     steps = "rescale,merge-projections,mixed-precision"
     result = _fixed(graph(text).proto, steps, inputs=ones, repair=False)
     check = next(check for check in result.verdict.checks if check.name == "emulation")
-    assert check.passed is False
-    assert check.details[0].startswith("first beyond")
+    assert check.passed is False and check.details[0].startswith("first beyond")
     assert "/merged/Split" in check.details[0]

@@ -21,12 +21,7 @@ from rewriter.runtime.metrics.metrics import METRICS
 from rewriter.runtime.ranges import measure
 from rewriter.verification.expected import run_all
 
-TEXT = """
-    g (float[2,3] x, float[3,4] w) => (float[2,4] y) {
-        m = MatMul(x, w)
-        e = Exp(m)
-        y = Relu(e)
-    }"""
+TEXT = "g (float[2,3] x, float[3,4] w) => (float[2,4] y) { m = MatMul(x, w) e = Exp(m) y = Relu(e) }"
 
 
 def plan_of(
@@ -50,12 +45,8 @@ def test_bits_are_read_in_the_type_that_they_have() -> None:
     """BitCast of FP16 would give other bits, and another number of them."""
     text = """
         g (float[2,3] x, float[3,4] w) => (int32[2,4] bits, float[2,4] y) {
-            m = MatMul(x, w)
-            s = Sigmoid(m)
-            bits = BitCast<to = 6>(s)
-            back = BitCast<to = 1>(bits)
-            y = Relu(back)
-        }"""
+            m = MatMul(x, w) s = Sigmoid(m) bits = BitCast<to = 6>(s) back = BitCast<to = 1>(bits)
+            y = Relu(back) }"""
     source = graphs.graph(text, opset=26, ir=10)
     fixed = lowered(source, plan_of(source))
     known = fixed.facts(strict=True).main
@@ -94,8 +85,7 @@ def test_types_of_inputs_and_outputs(io: str, precision: str, expected: list[int
 
 
 def test_a_constant_that_does_not_fit_names_tensor_and_way_out() -> None:
-    source = graphs.graph("""
-        g (float[2] x) => (float[2] y) <float bound = {1e5}> { y = Min(x, bound) }""")
+    source = graphs.graph("g (float[2] x) => (float[2] y) <float bound = {1e5}> { y = Min(x, bound) }")
     with pytest.raises(PassError, match=r"(?s)bound: .*1e\+05.*FP16.*`keep-fp32`"):
         graphs.apply(MixedPrecision(), source)
     assert plan_of(source).decisions[0].rule == "weights"
@@ -111,11 +101,7 @@ def test_bf16() -> None:
 
 GROWN = """
     g (float[4,64] x, float[64,64] w) => (float[4,64] y) <float c = {1e-5}> {
-        e = Exp(x)
-        m = MatMul(e, w)
-        s = Mul(m, c)
-        y = Tanh(s)
-    }"""
+        e = Exp(x) m = MatMul(e, w) s = Mul(m, c) y = Tanh(s) }"""
 
 
 def test_a_bf16_island_holds_values_beyond_fp16() -> None:

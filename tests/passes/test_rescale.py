@@ -23,7 +23,6 @@ from rewriter.runtime.ranges import Ranges, measure
 
 FP16_LARGEST = 65504.0
 LIMIT = FP16_LARGEST / 2
-
 Feeds = dict[str, Array]
 
 
@@ -99,8 +98,7 @@ def test_overflowing_tensors_come_into_range(body: str, tensor: str) -> None:
         <{matrix("big", 1e5)}, {matrix("w", 0.001)}, float[4] row = {{1, 0.5, 2, -1}},
          float[4] bias = {{1000, 1, -3, 70000}}, float low = {{-30000}}, float high = {{300000}},
          float[1,4] low1 = {{1, 2, 3, 4}}, float step = {{2500}}, int8 zero = {{3}}> {{
-            {body}
-        }}"""
+            {body} }}"""
     )
     feeds = random_feeds(source)
     result, report, ranges = rescaled(source, feeds)
@@ -122,10 +120,7 @@ def test_weights_that_fp16_would_round_away_are_raised() -> None:
     source = graph(
         f"""
         g (float[4,4] x) => (float[4,4] y) <{matrix("into", 1000.0)}, {matrix("out", 5e-6)}> {{
-            a = MatMul(x, into)
-            b = Relu(a)
-            y = MatMul(b, out)
-        }}"""
+            a = MatMul(x, into) b = Relu(a) y = MatMul(b, out) }}"""
     )
     feeds = random_feeds(source)
     result, report, _ = rescaled(source, feeds)
@@ -145,10 +140,7 @@ def test_a_tensor_deep_among_the_subnormal_numbers_is_raised() -> None:
     source = graph(
         f"""
         g (float[4,4] x) => (float[4,4] y) <{matrix("into", 1e-6)}, {matrix("out", 1e4)}> {{
-            a = MatMul(x, into)
-            b = Relu(a)
-            y = MatMul(b, out)
-        }}"""
+            a = MatMul(x, into) b = Relu(a) y = MatMul(b, out) }}"""
     )
     feeds = random_feeds(source)
     result, report, ranges = rescaled(source, feeds)
@@ -162,11 +154,7 @@ def test_the_mean_decides_who_gives_way() -> None:
     source = graph(
         f"""
         g (float[4,4] x) => (float[4,4] y) <{matrix("left", 1.0)}, {matrix("right", 1.0)}> {{
-            a = Mul(x, left)
-            b = Mul(x, right)
-            c = Mul(a, b)
-            y = LpNormalization(c)
-        }}"""
+            a = Mul(x, left) b = Mul(x, right) c = Mul(a, b) y = LpNormalization(c) }}"""
     )
     for one, other in (("a", "b"), ("b", "a")):
         ranges = Ranges(
@@ -213,8 +201,7 @@ def test_tensors_that_cannot_be_scaled_are_reported(body: str, reason: str) -> N
     source = graph(
         f"""
         g (float[4,4] x) => (float[4,4] y) <{matrix("big", 1e5)}, {matrix("w", 0.1)}> {{
-            {body}
-        }}"""
+            {body} }}"""
     )
     result, report, _ = rescaled(source, random_feeds(source))
     assert result is source
@@ -225,22 +212,11 @@ RESIDUAL = f"""
     g (float[4,4] x) => (float[4,4] y)
     <{matrix("into", 3e4)}, {matrix("up", 2.0)}, {matrix("down", 3e4)}, {matrix("out", 1.0)},
      float[4] gain = {{1, 2, 0.5, 1.5}}, float two = {{2}}, float eps = {{0.000001}}> {{
-        r0 = MatMul(x, into)
-        m0 = ReduceMean<axes = [-1]>(r0)
-        d0 = Sub(r0, m0)
-        q0 = Pow(d0, two)
-        v0 = ReduceMean<axes = [-1]>(q0)
-        e0 = Add(v0, eps)
-        s0 = Sqrt(e0)
-        n0 = Div(d0, s0)
-        g0 = Mul(n0, gain)
-        u0 = MatMul(g0, up)
-        h0 = Sigmoid(u0)
-        b0 = MatMul(h0, down)
-        r1 = Add(r0, b0)
-        l1 = LayerNormalization<axis = -1, epsilon = 0.00001>(r1, gain)
-        y = MatMul(l1, out)
-    }}"""
+        r0 = MatMul(x, into) m0 = ReduceMean<axes = [-1]>(r0) d0 = Sub(r0, m0) q0 = Pow(d0, two)
+        v0 = ReduceMean<axes = [-1]>(q0) e0 = Add(v0, eps) s0 = Sqrt(e0) n0 = Div(d0, s0)
+        g0 = Mul(n0, gain) u0 = MatMul(g0, up) h0 = Sigmoid(u0) b0 = MatMul(h0, down)
+        r1 = Add(r0, b0) l1 = LayerNormalization<axis = -1, epsilon = 0.00001>(r1, gain)
+        y = MatMul(l1, out) }}"""
 """A residual stream of 1e5 with a decomposed norm on it and a fused one."""
 
 
@@ -269,11 +245,7 @@ def test_a_shared_weight_is_copied_for_those_who_want_another_scale() -> None:
     source = graph(
         f"""
         g (float[4,4] x) => (float[4,4] y, float[4,4] z) <{matrix("big", 1e5)}> {{
-            a = MatMul(x, big)
-            b = Sigmoid(x)
-            y = LpNormalization(a)
-            z = MatMul(b, big)
-        }}"""
+            a = MatMul(x, big) b = Sigmoid(x) y = LpNormalization(a) z = MatMul(b, big) }}"""
     )
     feeds = {"x": np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)}
     result, _, _ = rescaled(source, feeds)
@@ -323,7 +295,6 @@ def test_every_case_is_bit_equal_with_its_measured_ranges(name: str) -> None:
 
 
 # -- random graphs -----------------------------------------------------------------------------
-
 UNARY = "Relu Neg Abs Transpose LeakyRelu Identity Sign Tanh".split()
 BINARY = "Add Sub Max Min Mul MatMul Div".split()
 CONSTANT = "Mul Add MatMul Div".split()

@@ -17,16 +17,9 @@ from rewriter.verification.expected import run_all
 TEXT = """
     g (float[2,16,9,9] x) => (float[2,8,9,9] c, float[2,12] p, float[2,5] q, float[2,12] r, float[2,12] s,
         float[2,16,9,5] t, float[2] u) {
-        c = Conv<group = 2, pads = [1, 1, 1, 1]>(x, cw, cb)
-        f = Flatten(x)
-        m = MatMul(f, mw)
-        p = Add(m, mb)
-        q = Gemm<transB = 1>(f, gw, gb)
-        r = MatMul(f, shared)
-        s = MatMul(f, shared)
-        t = MatMul(x, batch)
-        u = MatMul(f, vector)
-    }"""
+        c = Conv<group = 2, pads = [1, 1, 1, 1]>(x, cw, cb) f = Flatten(x) m = MatMul(f, mw)
+        p = Add(m, mb) q = Gemm<transB = 1>(f, gw, gb) r = MatMul(f, shared) s = MatMul(f, shared)
+        t = MatMul(x, batch) u = MatMul(f, vector) }"""
 SHAPES = {
     "cw": (8, 8, 3, 3),
     "cb": (8,),
@@ -96,8 +89,7 @@ def test_outputs_keep_their_mean_over_the_samples() -> None:
 def test_the_lower_bound_of_a_divisor_stays_above_zero(body: str, raised: bool) -> None:
     source = graphs.graph(
         f"""g (float[2,4] x) => (float[N,M] y) <float e = {{1e-12}}, int64[2] d = {{2, 4}}> {{
-            m = ReduceL2<axes = [1]>(x) {body}
-        }}"""
+            m = ReduceL2<axes = [1]>(x) {body} }}"""
     )
     low = lowered(source, Plan("fp16"))
     (bound,) = (numpy_helper.to_array(t) for t in low.proto.graph.initializer if t.name == "e")
@@ -107,8 +99,7 @@ def test_the_lower_bound_of_a_divisor_stays_above_zero(body: str, raised: bool) 
 def test_a_row_of_zeros_has_no_direction_in_fp16() -> None:
     source = graphs.graph(
         """g (float[2,4] x) => (float[2,4] y) <float e = {1e-12}> {
-            m = ReduceL2<axes = [1]>(x) c = Clip(m, e) y = Div(x, c)
-        }"""
+            m = ReduceL2<axes = [1]>(x) c = Clip(m, e) y = Div(x, c) }"""
     )
     x = np.array([[0, 0, 0, 0], [3, 0, 4, 0]], np.float32)
     (result,) = run_all(lowered(source, Plan("fp16")), [{"x": x}])

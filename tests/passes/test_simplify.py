@@ -1,13 +1,12 @@
 """simplify: correct folding, nodes that must stay, and a silent terminal."""
 
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx.inliner
 import pytest
+from command_lines import python
 from graphs import apply, graph, ops, random_feeds, run
 
 from rewriter.ir.graph import TAG
@@ -39,8 +38,7 @@ def test_weights_that_stay_keep_their_arrays() -> None:
     )  # fmt: skip
     result, _ = apply(Simplify(), source)
     assert ops(result) == ["MatMul", "MatMul", "Add"]
-    assert result.weights["w"] is source.weights["w"]
-    assert "v" not in result.weights
+    assert result.weights["w"] is source.weights["w"] and "v" not in result.weights
     np.testing.assert_array_equal(result.weights["t"], -source.weights["v"])
     feeds = random_feeds(source)
     np.testing.assert_array_equal(run(result, feeds)[0], run(source, feeds)[0])
@@ -178,7 +176,7 @@ def test_onnxsim_is_loaded_without_torch_and_sympy() -> None:
         "import sys; from rewriter.passes.simplify import skipped_always; skipped_always();"
         "print({'torch', 'sympy'} & sys.modules.keys()); import sympy; print(sympy.Integer(2))"
     )
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    done = python("-c", source)
     assert done.stdout.splitlines() == ["set()", "2"]
 
 

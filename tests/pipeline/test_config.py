@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from command_lines import quick
 from graphs import graph
 from paths import DOCS
-from typer.testing import CliRunner
 
-from rewriter import api, cli
+from rewriter import api
 from rewriter.base.errors import UsageError
 from rewriter.cli import loaded as loaded_command
 from rewriter.ir.model import save
@@ -29,6 +29,7 @@ def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in [name for name in os.environ if name.startswith("REWRITER_")]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
 
 
 def pyproject(folder: Path, text: str) -> Path:
@@ -47,14 +48,7 @@ def loaded(near: Path, **variables: str) -> Configuration:
     return load(near, variables)
 
 
-def quick(*arguments: str | Path) -> tuple[int, str, str]:
-    outcome = CliRunner().invoke(cli.app, [str(a) for a in arguments], env={"COLUMNS": "160"})
-    return outcome.exit_code, outcome.stdout, outcome.stderr
-
-
-# One declaration
-
-
+# -- one declaration
 @pytest.mark.parametrize("command", JOBS)
 def test_the_command_has_every_option_that_is_not_for_python_alone(command: Command) -> None:
     flags = {flag for parameter in loaded_command(command).params for flag in parameter.opts}
@@ -81,9 +75,7 @@ def test_what_presets_decide_has_no_default_of_its_own() -> None:
     assert all(KEYS[name].default is None for name in OTHERWISE)
 
 
-# Values
-
-
+# -- values
 VALUES = [
     ('preset = "trt-bf16"', "preset", "trt-bf16"),
     ('passes = "postpone-resize{work=0}"', "passes", "postpone-resize{work=0}"),
@@ -182,9 +174,7 @@ def test_shows_values_as_a_file_would_have_them(value: object, text: str) -> Non
     assert to_text(value) == text
 
 
-# Files
-
-
+# -- files
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     (tmp_path / "models" / "deep").mkdir(parents=True)
     pyproject(tmp_path, 'inputs = "data/a.npz"\nreport = "/tmp/r.json"\n')
@@ -312,9 +302,7 @@ def test_a_variable_names_another_file_or_none(tmp_path: Path) -> None:
         loaded(tmp_path, REWRITER_CONFIG="gone.toml")
 
 
-# Precedence
-
-
+# -- precedence
 def test_the_order_of_the_sources(tmp_path: Path) -> None:
     pyproject(tmp_path, 'preset = "accurate"\nopset = 18\nio = "fp16"\nseed = 1\n')
     resolved = loaded(tmp_path, REWRITER_OPSET="19", REWRITER_IO="fp32").resolve(io="keep", skip=[])
@@ -379,9 +367,7 @@ def test_scan_has_the_precision_of_the_preset(tmp_path: Path, preset: str, preci
     assert resolved.values["fail_on"] == "error"
 
 
-# Errors
-
-
+# -- errors
 REFUSED = [
     ('presett = "x"', "unknown key 'presett'", "did you mean `preset`?"),
     ("keep_fp32 = []", "unknown key 'keep_fp32'", "did you mean `keep-fp32`?"),
@@ -417,8 +403,7 @@ def test_refuses_and_names_the_file(tmp_path: Path, text: str, message: str, hin
     with pytest.raises(UsageError) as caught:
         loaded(tmp_path)
     first, rest = str(caught.value).split("\n", 1)
-    assert first.startswith("rewriter.toml")
-    assert message in first
+    assert first.startswith("rewriter.toml") and message in first
     assert hint in rest
 
 
@@ -445,13 +430,10 @@ BAD_VARIABLES = [
 def test_refuses_and_names_the_variable(tmp_path: Path, variable: str, text: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
         loaded(tmp_path, **{variable: text})
-    assert caught.value.source == variable
-    assert hint in caught.value.hint
+    assert caught.value.source == variable and hint in caught.value.hint
 
 
-# The command line
-
-
+# -- the command line
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     return save(graph("g (float[2,8] x) => (float[2,8] y) { y = Sigmoid(x) }"), tmp_path / "m.onnx")
@@ -537,9 +519,7 @@ def test_the_library_reads_no_configuration(model: Path, tmp_path: Path) -> None
     assert result.pipeline == "clean-casts"
 
 
-# The page
-
-
+# -- the page
 def test_the_example_of_the_page_is_read(tmp_path: Path) -> None:
     page = (DOCS / "configuration.md").read_text(encoding="utf-8")
     example = page.split("```toml\n")[1].split("```")[0]

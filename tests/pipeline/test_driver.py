@@ -17,7 +17,6 @@ from rewriter.pipeline.driver import Driver
 from rewriter.target import Target
 
 TEXT = "g (float[2] x) => (float[2] y) { a = Exp(x) y = Neg(a) }"
-
 Rewrite = Callable[[Model], Iterator[Event]]
 
 
@@ -121,10 +120,8 @@ def test_a_broken_pass_is_named_with_those_before_it(body: Rewrite, message: str
     with pytest.raises(PassError) as caught:
         _run(source, _NegToAbs(), _FreeSignature(), _Inline(body))
     text = str(caught.value)
-    assert message in text
-    assert "pass broken broke its contract" in text
-    assert "`skip=broken`" in text
-    assert "passes before it: neg-to-abs, free-signature" in text
+    assert message in text and "pass broken broke its contract" in text
+    assert "`skip=broken`" in text and "passes before it: neg-to-abs, free-signature" in text
     assert source.same_as(untouched)
 
 
@@ -200,8 +197,7 @@ def test_every_subgraph_is_visited_once() -> None:
             y = If (c) <
                 then_branch = t () => (float[2] u) {
                     u = Loop (n, c, x) <body = b (int64 i, bool k, float[2] s) => (bool kk, float[2] o) {
-                        kk = Identity(k)
-                        o = Neg(s)
+                        kk = Identity(k) o = Neg(s)
                     }>
                 },
                 else_branch = e () => (float[2] v) { v = Neg(z) }

@@ -181,8 +181,6 @@ def test_selection_names_the_option_at_fault() -> None:
 
 
 # -- passes that a program hands over as objects
-
-
 @dataclass(frozen=True)
 class Mine(GraphPass):
     """A pass of the user's."""

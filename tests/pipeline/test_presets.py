@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from command_lines import quick
 from graphs import graph
 from paths import MODELS
-from typer.testing import CliRunner
 
-from rewriter import api, cli
+from rewriter import api
 from rewriter.passes import ALL
 from rewriter.passes.base import Pass
 from rewriter.pipeline.options import KEYS, FixOptions
@@ -20,11 +20,6 @@ from rewriter.pipeline.schema import declarations, read
 from rewriter.pipeline.text import render
 
 MATMUL = "g (float[4,64] x, float[64,64] w) => (float[4,64] y) { y = MatMul(x, w) }"
-
-
-def quick(*arguments: str | Path) -> tuple[int, str, str]:
-    outcome = CliRunner().invoke(cli.app, [str(a) for a in arguments], env={"COLUMNS": "80"})
-    return outcome.exit_code, outcome.stdout, outcome.stderr
 
 
 def data(seed: int = 0) -> dict[str, Any]:
@@ -69,8 +64,7 @@ def test_accurate_spends_a_budget_with_fp16_accumulators(matmul: onnx.ModelProto
     result = api.fix(matmul, preset="accurate", inputs=[data()], build=False)
     assert result.verdict is not None and result.verdict.passed
     told = " ".join(check.summary for check in result.verdict.checks)
-    assert "at most 0.16 more latency: relative-l2" in told
-    assert "sums in FP16" in told
+    assert "at most 0.16 more latency: relative-l2" in told and "sums in FP16" in told
 
 
 def test_accurate_takes_an_error_in_place_of_its_budget() -> None:
@@ -78,9 +72,7 @@ def test_accurate_takes_an_error_in_place_of_its_budget() -> None:
     text = """
         g (float[4,8] x) => (float[4,2] y)
         <float[8,2] w = {1.0004,1.0004, -1.0001,-1.0001, 0,0, 0,0, 0,0, 0,0, 0,0, 0,0}> {
-            m = MatMul(x, w)
-            y = Relu(m)
-        }"""
+            m = MatMul(x, w) y = Relu(m) }"""
     ones = np.ones((4, 8), np.float32)
     result = api.fix(graph(text).proto, preset="accurate", tolerance=1e-3, inputs=[{"x": ones}], build=False)
     assert result.verdict is not None and not result.proven, result.ending
@@ -108,7 +100,7 @@ def test_migrate_keeps_inputs_and_outputs_and_names_the_command_of_trtexec_11(tm
 
 
 def test_presets_are_listed_with_their_pipelines() -> None:
-    code, out, _ = quick("presets")
+    code, out, _ = quick("presets", COLUMNS="80")
     assert code == 0
     packed = re.sub(r"\s", "", out)
     for preset in PRESETS.values():

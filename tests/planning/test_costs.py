@@ -1,4 +1,4 @@
-"""Estimated times of nodes, held to numbers that are written out here, and of plans: neighbours count."""
+"""What a kernel computes, and estimated times of nodes and of plans, held to numbers that are written out."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from onnx import NodeProto, helper
 
+from rewriter.ir.float_graph import FloatGraph
 from rewriter.ir.plan import SEARCHED, Decision, Plan
 from rewriter.target import Target
 from rewriter.target.costs import (
@@ -21,6 +22,7 @@ from rewriter.target.costs import (
     priced,
     products,
 )
+from rewriter.target.fusion import conv_depth, elementwise_after
 
 Sizes = tuple[int, ...]
 Node = tuple[NodeProto, dict[str, Sizes]]
@@ -130,8 +132,6 @@ def test_tiles_of_128_rows_and_columns_come_in_waves(sized: Node, tiles: int) ->
 
 
 # -- plans ----------------------------------------------------------------------------------------
-
-
 def prices(text: str, target: Target | None = None) -> Prices:
     weights = {name: np.ones((64, 64), np.float32) for name in "uvw"} | {"b": np.ones(64, np.float32)}
     source = graphs.with_weights(text, weights) if "float[64,64] u" in text else graphs.graph(text)
@@ -153,11 +153,7 @@ CONVS = """
     g (float[1,4,8,8] x) => (float[1,4,8,8] y)
     <float[4,4,1,1] v = {0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9,1.1,1.2,1.3,1.4,1.5,1.6,1.7},
      float[4,4,1,1] w = {0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9,1.1,1.2,1.3,1.4,1.5,1.6,1.7}, float k = {0.5}> {
-        a = Conv(x, v)
-        b = Mul(a, k)
-        c = Relu(b)
-        y = Conv(c, w)
-    }"""
+        a = Conv(x, v) b = Mul(a, k) c = Relu(b) y = Conv(c, w) }"""
 RESIDUAL = CONVS.replace("c = Relu(b)", "c = Add(a, b)")
 JOINED = CONVS.replace("c = Relu(b)", "d = Conv(x, w)\n c = Add(a, d)")
 SHARED = CONVS.replace("y = Conv(c, w)", "d = Conv(c, w)\n e = Add(d, c)\n y = Neg(e)")
@@ -220,15 +216,10 @@ def test_a_node_without_a_price_is_free() -> None:
 
 
 # -- attention ------------------------------------------------------------------------------------
-
 ATTENTION = """
     g (float[8,64,64] q, float[8,64,64] k, float[8,64,64] v) => (float[8,64,64] y) <float h = {0.125}> {
-        a = Mul(q, h)
-        t = Transpose<perm = [0,2,1]>(k)
-        s = MatMul(a, t)
-        p = Softmax<axis = -1>(s)
-        y = MatMul(p, v)
-    }"""
+        a = Mul(q, h) t = Transpose<perm = [0,2,1]>(k) s = MatMul(a, t) p = Softmax<axis = -1>(s)
+        y = MatMul(p, v) }"""
 
 PROJECTED = """
     g (float[8,64,64] x, float[64,64] u, float[64,64] v, float[64,64] w, float[64] b)
@@ -238,8 +229,7 @@ PROJECTED = """
         n = MatMul(x, v) k = Add(n, b)
         o = MatMul(x, w) t = Transpose<perm = [0,2,1]>(k)
         s = MatMul(q, t) p = Softmax<axis = -1>(s)
-        y = MatMul(p, o)
-    }"""
+        y = MatMul(p, o) }"""
 
 
 @pytest.mark.parametrize("names", ["s", "y", "a", "spy"])
@@ -305,3 +295,53 @@ def test_an_attention_is_two_computed_products_with_a_softmax_between(body: str,
     weights = f"float[4,4] w = {{{ones}}}, float[4,4,1] u = {{{ones}}}"
     text = f"g ({shape} q, {shape} k, {shape} v) => ({shape} y) <{weights}> {{ {body} }}"
     assert len(prices(text).attentions) == attentions
+
+
+@pytest.mark.parametrize(
+    ("op", "weight", "attributes", "depth"),
+    [
+        pytest.param("Conv", (8, 6, 3, 5), {}, 90, id="Conv: channels of a group times the window"),
+        pytest.param("Conv", (8, 6, 3, 5), {"group": 2, "strides": [2, 2]}, 90, id="whatever its stride"),
+        pytest.param("Conv", (), {}, 1, id="Conv of unknown weight"),
+        pytest.param("ConvTranspose", (6, 8, 4, 4), {}, 96, id="ConvTranspose"),
+        pytest.param("ConvTranspose", (6, 8, 4, 4), {"group": 3}, 32, id="groups read a part each"),
+        pytest.param("ConvTranspose", (6, 8, 4, 4), {"strides": [2, 2]}, 24, id="windows overlap less"),
+        pytest.param("ConvTranspose", (6, 8, 4, 4), {"strides": [2, 1]}, 48, id="along one axis"),
+        pytest.param("ConvTranspose", (6, 8, 4, 4), {"strides": [0, 0]}, 96, id="a stride of nothing"),
+        pytest.param("ConvTranspose", (2, 8, 1, 1), {"strides": [4, 4]}, 1, id="at least one product"),
+        pytest.param("ConvTranspose", (), {}, 1, id="ConvTranspose of unknown weight"),
+    ],
+)
+def test_products_of_a_conv(op: str, weight: tuple[int, ...], attributes: dict[str, Any], depth: int) -> None:
+    assert conv_depth(helper.make_node(op, ["x", "w"], ["y"], **attributes), weight) == depth
+
+
+WEIGHTS = "<float[4,4] w = {1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16}, float k = {0.5}>"
+
+
+def _neg(node: NodeProto) -> bool:
+    return node.op_type == "Neg"
+
+
+@pytest.mark.parametrize(
+    ("body", "nodes"),
+    [
+        pytest.param("b = Mul(a, k) c = Relu(b) y = MatMul(c, w)", "b c", id="a chain"),
+        pytest.param("b = Mul(a, k) c = Add(a, b) y = MatMul(c, w)", "b c", id="both operands are inside"),
+        pytest.param("b = Mul(a, x) y = MatMul(b, w)", "", id="an operand from outside"),
+        pytest.param("b = Relu(a) c = Add(b, x) y = MatMul(c, w)", "b", id="it ends where one comes in"),
+        pytest.param("b = Relu(a) c = MatMul(a, w) y = Add(b, c)", "", id="another reader"),
+        pytest.param("b = Relu(a) c = Neg(b) y = Sqrt(c)", "b", id="it ends at the stop"),
+        pytest.param("b = Neg(a) y = Sqrt(b)", "", id="it stops at once"),
+        pytest.param("b = Relu(a) y = Softmax(b)", "b", id="a Softmax is none of them"),
+    ],
+)
+def test_elementwise_nodes_after_a_tensor(body: str, nodes: str) -> None:
+    source = graphs.graph(f"g (float[4,4] x) => (float[4,4] y) {WEIGHTS} {{ a = MatMul(x, w) {body} }}")
+    found = elementwise_after(FloatGraph.main(source), "a", _neg)
+    assert " ".join(node.output[0] for node in found) == nodes
+
+
+def test_nothing_is_after_an_output() -> None:
+    text = f"g (float[4,4] x) => (float[4,4] a, float[4,4] y) {WEIGHTS} {{ a = MatMul(x, w) y = Relu(a) }}"
+    assert elementwise_after(FloatGraph.main(graphs.graph(text)), "a") == []

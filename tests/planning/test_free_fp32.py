@@ -83,15 +83,8 @@ def test_a_product_has_an_own_epilogue_where_arithmetic_does_not_decide(rows: in
 SCALED = """
     g (float[1,2,4,4] x, float[1,1,4,4] mask) => (float[1,2,4,4] y)
     <float s = {0.5}, float[4,4] w = {1,0,0,0, 0,1,0,0, 0,0,1,0, 0,0,0,1}> {
-        q = Neg(x)
-        k = Transpose<perm = [0,1,3,2]>(q)
-        m = MatMul(q, k)
-        t = Mul(m, s)
-        p = Softmax<axis = -1>(t)
-        o = MatMul(p, q)
-        l = MatMul(o, w)
-        y = Add(l, x)
-    }"""
+        q = Neg(x) k = Transpose<perm = [0,1,3,2]>(q) m = MatMul(q, k) t = Mul(m, s)
+        p = Softmax<axis = -1>(t) o = MatMul(p, q) l = MatMul(o, w) y = Add(l, x) }"""
 
 
 @pytest.mark.parametrize(

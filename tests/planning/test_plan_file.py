@@ -10,11 +10,10 @@ from typing import Any
 import graphs
 import numpy as np
 import pytest
+from command_lines import invoke
 from paths import DOCS
-from typer.testing import CliRunner
 
 import rewriter
-from rewriter import cli
 from rewriter.base.errors import OutputError, UsageError
 from rewriter.cli import exits
 from rewriter.hazards.planning.free_fp32 import FREE
@@ -23,17 +22,12 @@ from rewriter.ir.model import Model, save
 from rewriter.ir.plan import Decision, Plan, Range, plan_file
 
 PAGE = DOCS / "plans.md"
-
 DECISION = Decision("n", "Mul", "0:y", "overflow", "y exceeds 3e4", "y", Range(-1.5, 9e4, 0.1, True))
 OPEN = Range(-math.inf, math.inf, math.nan, False)
 
 CHAIN = """
     g (float[4] x) => (float[4] y) {
-        [first] a = Exp(x)
-        [twin] b = Neg(a)
-        [twin] c = Abs(b)
-        y = Sqrt(c)
-    }"""
+        [first] a = Exp(x) [twin] b = Neg(a) [twin] c = Abs(b) y = Sqrt(c) }"""
 
 
 def fitted(plan: Plan, model: Model) -> Plan:
@@ -171,15 +165,10 @@ def test_plans_that_do_not_fit_are_refused(text: str, plan: str, words: str) -> 
 
 
 # -- through fix ---------------------------------------------------------------------------------
-
 LARGE = """
     g (float[1,4] x) => (float[1,4] y)
     <float[4,4] w = {1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16}, float k = {200.0}> {
-        [gemm] m = MatMul(x, w)
-        [large] s = Mul(m, k)
-        [root] r = Abs(s)
-        [back] y = Div(r, k)
-    }"""
+        [gemm] m = MatMul(x, w) [large] s = Mul(m, k) [root] r = Abs(s) [back] y = Div(r, k) }"""
 FEEDS = {"x": np.full((1, 4), 10, np.float32)}
 QUICK = {"inputs": FEEDS, "build": False, "skip": ("simplify", "rescale")}
 
@@ -274,8 +263,7 @@ def test_options_that_contradict_a_plan_are_refused(options: dict[str, Any], wor
 def test_a_plan_of_another_model_writes_nothing(tmp_path: Path) -> None:
     path = save(graphs.graph(LARGE), tmp_path / "m.onnx")
     (tmp_path / "p.json").write_text(plan_of({"key": "0:elsewhere", "node": "/enc/Softmax"}))
-    arguments = ["fix", path, "-o", tmp_path / "f.onnx", "--plan", tmp_path / "p.json", "--no-build"]
-    outcome = CliRunner().invoke(cli.app, [str(a) for a in arguments])
+    outcome = invoke("fix", path, "-o", tmp_path / "f.onnx", "--plan", tmp_path / "p.json", "--no-build")
     assert outcome.exit_code == exits.BAD_INPUT
     assert "/enc/Softmax" in outcome.stderr and "p.json" in outcome.stderr
     assert not (tmp_path / "f.onnx").exists()

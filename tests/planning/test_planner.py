@@ -1,4 +1,4 @@
-"""From hazards to a plan: precedence, Q/DQ, scopes; islands that grow together are in test_islands.py."""
+"""From hazards to a plan: precedence, Q/DQ, scopes, and islands that grow together."""
 
 import math
 from dataclasses import replace
@@ -13,27 +13,18 @@ from rewriter.hazards.analysis import PrecisionRequest
 from rewriter.hazards.planning.planner import extend_plan, make_plan, unscaled_overflows
 from rewriter.ir.model import walk_graphs
 from rewriter.ir.plan import SEARCHED, Plan, Range, node_key
+from rewriter.ir.plan.node_patterns import NodePatterns
 from rewriter.runtime.ranges import measure
 
 CONVERTED = """
     g (float16[1,2,4,4] x) => (float16[1,2,8,8] y) <float[4] s = {1.0, 1.0, 2.0, 2.0}> {
-        a = Relu(x)
-        f = Cast<to = 1>(a)
-        b = Exp(f)
-        r = Resize(b, , s)
-        h = Cast<to = 10>(r)
-        y = Neg(h)
-    }"""
+        a = Relu(x) f = Cast<to = 1>(a) b = Exp(f) r = Resize(b, , s) h = Cast<to = 10>(r)
+        y = Neg(h) }"""
 """As onnxconverter_common writes it: it cannot convert Resize, and keeps what the user blocks."""
 
 CHAIN = """
     g (float[2] x) => (float[2] y) {
-        a = MatMul(x, x)
-        b = Exp(a)
-        c = Neg(b)
-        d = Abs(c)
-        y = MatMul(d, d)
-    }"""
+        a = MatMul(x, x) b = Exp(a) c = Neg(b) d = Abs(c) y = MatMul(d, d) }"""
 
 
 @pytest.mark.parametrize(
@@ -50,14 +41,8 @@ def test_an_island_of_the_file_stays_where_a_hazard_is(largest: float, expected:
 
 NORM = """
     g (float[2,8] x) => (float[2,8] y) <float two = {2.0}, float e = {0.00001}> {
-        h = Exp(x)
-        s = Pow(h, two)
-        m = ReduceMean<axes = [1]>(s)
-        a = Add(m, e)
-        r = Sqrt(a)
-        n = Div(h, r)
-        y = Neg(n)
-    }"""
+        h = Exp(x) s = Pow(h, two) m = ReduceMean<axes = [1]>(s) a = Add(m, e) r = Sqrt(a)
+        n = Div(h, r) y = Neg(n) }"""
 
 
 @pytest.mark.parametrize(
@@ -103,12 +88,7 @@ def test_a_decision_tells_node_rule_and_evidence() -> None:
     assert planned(graphs.graph(CONVERTED)).float_nodes == 4, "a Cast between floats is no node of the plan"
 
 
-ENDS = """
-    g (float[2] x) => (float[2] y) {
-        a = Neg(x)
-        b = Exp(a)
-        y = Abs(b)
-    }"""
+ENDS = "g (float[2] x) => (float[2] y) { a = Neg(x) b = Exp(a) y = Abs(b) }"
 
 
 def test_the_users_word_comes_first() -> None:
@@ -140,13 +120,8 @@ def test_q_dq_have_one_type(opset: int, scale: str, wanted: PrecisionRequest, ex
     source = graphs.graph(
         f"""g (float[2,2] x, float[2,2] w) => (float[2,2] y)
         <float s = {{{scale}}}, int8 z = {{0}}, int64[2] shape = {{2, 2}}> {{
-            m = MatMul(x, w)
-            a = Relu(m)
-            q = QuantizeLinear(a, s, z)
-            d = DequantizeLinear(q, s, z)
-            t = Reshape(d, shape)
-            y = Abs(t)
-        }}""",
+            m = MatMul(x, w) a = Relu(m) q = QuantizeLinear(a, s, z) d = DequantizeLinear(q, s, z)
+            t = Reshape(d, shape) y = Abs(t) }}""",
         opset=opset,
         ir=9 if opset > 17 else 8,
     )
@@ -225,3 +200,14 @@ def test_a_tensor_that_is_zero_in_one_sample_and_infinite_in_another_does_not_co
     source = graphs.graph("g (float[1] x) => (float[1] y) { y = Abs(x) }")
     ranges = measure(source, [{"x": np.array([value], np.float32)} for value in (0.0, math.inf, 1.0)])
     assert ranges[0, "y"].headroom == 2.0
+
+
+@pytest.mark.parametrize(("text", "words", "expected"), graphs.cases("planning/islands.txt"))
+def test_islands_grow_together(text: str, words: str, expected: str) -> None:
+    options = dict(word.split("=") for word in words.split())
+    nodes, ops, lower = (
+        tuple(filter(None, options.pop(key, "").split(","))) for key in ("nodes", "ops", "lower")
+    )
+    wanted = PrecisionRequest(keep_nodes=nodes, keep_ops=ops, lower=NodePatterns(nodes=lower), **options)  # type: ignore[arg-type]
+    plan = kept(planned(graphs.graph(text), wanted))
+    assert ", ".join(f"{rule} {name}" for name, rule in plan.items()) == expected

@@ -23,7 +23,6 @@ from rewriter.runtime.ranges import measure
 from rewriter.verification.expected import run_all
 
 REPAIRED = 2e-3  # relative L2 error of every output, or the share of elements that differ
-
 RULES = {rule.__name__: rule for rule in SCAN_RULES}
 
 
@@ -56,20 +55,12 @@ BANK = np.kron(np.eye(4, dtype=np.float32), np.full((4, 1), 0.3, np.float32)) * 
 CASES = {
     "unfused_norm": Case(
         """g (float[4,64] x) => (float[4,64] y) <float two = {2.0}, float e = {1e-3}> {
-            s = Pow(x, two)
-            m = ReduceMean<axes = [1], keepdims = 1>(s)
-            a = Add(m, e)
-            r = Sqrt(a)
-            y = Div(x, r)
-        }""",
+            s = Pow(x, two) m = ReduceMean<axes = [1], keepdims = 1>(s) a = Add(m, e) r = Sqrt(a)
+            y = Div(x, r) }""",
         {"x": normal(1e3, 4, 64)},
     ),
     "overflow": Case(
-        """g (float[64] x) => (float[64] y) <float c = {1e-5}> {
-            e = Mul(x, x)
-            f = Mul(e, c)
-            y = Tanh(f)
-        }""",
+        "g (float[64] x) => (float[64] y) <float c = {1e-5}> { e = Mul(x, x) f = Mul(e, c) y = Tanh(f) }",
         {"x": span(1, 600, 64)},
     ),
     "hidden_sums": Case(
@@ -79,17 +70,12 @@ CASES = {
     ),
     "long_softmax": Case(
         """g (float[1,65600] x, float[65600,2] v) => (float[1,2] y) {
-            p = Softmax<axis = -1>(x)
-            y = MatMul(p, v)
-        }""",
+            p = Softmax<axis = -1>(x) y = MatMul(p, v) }""",
         {"x": span(0, 14, 1, 65600), "v": np.abs(normal(1, 65600, 2))},
         wrong=False,
     ),
     "partial_sums": Case(
-        """g (float[4,4096] a, float[4096,2] b) => (float[4,2] y) {
-            m = MatMul(a, b)
-            y = Relu(m)
-        }""",
+        "g (float[4,4096] a, float[4096,2] b) => (float[4,2] y) { m = MatMul(a, b) y = Relu(m) }",
         {
             "a": np.full((4, 4096), 10, np.float32) + span(0, 3, 4, 1).round(),
             "b": np.repeat(SIGNS + (SIGNS > 0), 2, axis=1),
@@ -102,8 +88,7 @@ CASES = {
     "slow_state: a Loop": Case(
         """g (float[64] x) => (float[64] y) <int64 n = {200}, bool go = {1}, float k = {1.001}> {
             y = Loop(n, go, x) <body = step (int64 i, bool c, float[64] s) => (bool d, float[64] t) {
-                d = Identity(c)
-                t = Mul(s, k)
+                d = Identity(c) t = Mul(s, k)
             }>
         }""",
         {"x": span(0.1, 1, 64)},
@@ -111,20 +96,14 @@ CASES = {
     "slow_state": Case(
         """g (float[64] x) => (float[64] y) <int64 n = {200}, bool go = {1}, float k = {0.003}> {
             y = Loop(n, go, x) <body = step (int64 i, bool c, float[64] s) => (bool d, float[64] t) {
-                d = Identity(c)
-                u = Mul(s, k)
-                t = Add(s, u)
+                d = Identity(c) u = Mul(s, k) t = Add(s, u)
             }>
         }""",
         {"x": span(0.1, 1, 64)},
     ),
     "lost_epsilon": Case(
         """g (float[4,64] x) => (float[4,64] y) <float two = {2.0}, float e = {1e-12}> {
-            s = ReduceSumSquare<axes = [1]>(x)
-            a = Add(s, e)
-            r = Sqrt(a)
-            y = Div(x, r)
-        }""",
+            s = ReduceSumSquare<axes = [1]>(x) a = Add(s, e) r = Sqrt(a) y = Div(x, r) }""",
         {"x": np.concatenate([np.zeros((1, 64), np.float32), normal(1e-3, 3, 64)])},
     ),
     "small_operands": Case(
@@ -133,77 +112,52 @@ CASES = {
     "steep_functions": Case(
         """g (float[1,1,1024] x) => (float[1,8,1017] y) <float e = {1e-8}, float two = {2.0},
             float[8,1,8] w = {FILTERS}> {
-            c = Conv(x, w)
-            s = Pow(c, two)
-            a = Add(s, e)
-            y = Log(a)
-        }""".replace("FILTERS", ", ".join(f"{v:.6f}" for v in normal(0.5, 64))),
+            c = Conv(x, w) s = Pow(c, two) a = Add(s, e) y = Log(a) }""".replace(
+            "FILTERS", ", ".join(f"{v:.6f}" for v in normal(0.5, 64))
+        ),
         {"x": normal(1, 1, 1, 1024) * np.geomspace(1e-3, 30, 1024, dtype=np.float32)},
     ),
     "differences": Case(
         """g (float[4,64] x) => (float[4,1] y) {
-            m = ReduceMean<axes = [1]>(x)
-            p = Mul(m, m)
-            q = Mul(x, x)
-            a = ReduceMean<axes = [1]>(q)
-            v = Sub(a, p)
-            y = Sqrt(v)
-        }""",
+            m = ReduceMean<axes = [1]>(x) p = Mul(m, m) q = Mul(x, x) a = ReduceMean<axes = [1]>(q)
+            v = Sub(a, p) y = Sqrt(v) }""",
         {"x": 30 + normal(1, 4, 64)},
     ),
     "differences: views of one input": Case(
         """g (float[1,64,3] p) => (float[1,64,3] y) <int64[3] first = {0, 0, 0}, int64[3] end = {1, 1, 3}> {
-            c = Slice(p, first, end)
-            d = Sub(p, c)
-            y = Tanh(d)
-        }""",
+            c = Slice(p, first, end) d = Sub(p, c) y = Tanh(d) }""",
         {"p": 40 + normal(1, 1, 64, 3)},
     ),
     "differences: distances": Case(
         """g (float[1,64,3] p) => (float[1,64,64] y)
         <float two = {2.0}, float half = {-0.5}, int64[1] last = {2}> {
-            s = Mul(p, p)
-            n = ReduceSum<keepdims = 1>(s, last)
-            t = Transpose<perm = [0, 2, 1]>(n)
-            q = Transpose<perm = [0, 2, 1]>(p)
-            m = MatMul(p, q)
-            k = Mul(m, two)
-            d = Sub(n, k)
-            e = Add(d, t)
-            h = Mul(e, half)
-            y = Exp(h)
-        }""",
+            s = Mul(p, p) n = ReduceSum<keepdims = 1>(s, last) t = Transpose<perm = [0, 2, 1]>(n)
+            q = Transpose<perm = [0, 2, 1]>(p) m = MatMul(p, q) k = Mul(m, two) d = Sub(n, k)
+            e = Add(d, t) h = Mul(e, half) y = Exp(h) }""",
         {"p": np.round((10 + normal(1, 1, 64, 3)) * 64) / 64},  # which TF32 holds
     ),
     "exponential_differences": Case(
         """g (float[64] x) => (float[64] y) <float one = {1.0}, float k = {100.0}> {
-            e = Exp(x)
-            d = Sub(e, one)
-            y = Mul(d, k)
-        }""",
+            e = Exp(x) d = Sub(e, one) y = Mul(d, k) }""",
         {"x": span(-1e-2, 1e-2, 64)},
     ),
     "filter_banks": Case(
         """g (float[4,16] x) => (float[4,3] y, float[4,1] z)
             <float[16,4] w = {BANK}, int64[2] parts = {3, 1}> {
-            b = MatMul(x, w)
-            y, z = Split<axis = 1>(b, parts)
-        }""".replace("BANK", ", ".join(str(v) for v in BANK.reshape(-1))),
+            b = MatMul(x, w) y, z = Split<axis = 1>(b, parts) }""".replace(
+            "BANK", ", ".join(str(v) for v in BANK.reshape(-1))
+        ),
         {"x": span(100, 400, 4, 16)},
     ),
     "batch_statistics": Case(
         """g (float[2,4,8] x) => (float[2,4,8] y) <float[4] s = {1, 2, 3, 4}, float[4] b = {1, 0, 1, 0},
             float[4] m = {10, 0, 5, 1}, float[4] v = {9.8e7, 1e-6, 2e7, 1}> {
-            y = BatchNormalization(x, s, b, m, v)
-        }""",
+            y = BatchNormalization(x, s, b, m, v) }""",
         {"x": normal(1e3, 2, 4, 8)},
     ),
     "underflow": Case(
         """g (float[64] x) => (float[64] y) <float c = {1e-7}, float d = {1e7}> {
-            s = Mul(x, c)
-            t = Abs(s)
-            y = Mul(t, d)
-        }""",
+            s = Mul(x, c) t = Abs(s) y = Mul(t, d) }""",
         {"x": normal(1, 64)},
     ),
     "underflow: a divisor": Case(
@@ -217,10 +171,7 @@ CASES = {
     ),
     "masks": Case(
         """g (float[2,4,4] s, bool[2,4,4] m) => (float[2,4,4] y) <float c = {-3.4e38}, float zero = {0.0}> {
-            b = Where(m, zero, c)
-            a = Add(s, b)
-            y = Softmax<axis = -1>(a)
-        }""",
+            b = Where(m, zero, c) a = Add(s, b) y = Softmax<axis = -1>(a) }""",
         {"s": normal(1, 2, 4, 4), "m": np.arange(32).reshape(2, 4, 4) % 4 < 3},
     ),
     "phase": Case(
@@ -228,10 +179,7 @@ CASES = {
         {"x": span(100, 900, 64)},
     ),
     "positions": Case(
-        """g (int64[64] i) => (float[64] y) <float k = {0.001}> {
-            f = Cast<to = 1>(i)
-            y = Mul(f, k)
-        }""",
+        "g (int64[64] i) => (float[64] y) <float k = {0.001}> { f = Cast<to = 1>(i) y = Mul(f, k) }",
         {"i": np.arange(64) * 37 + 4001},
         wrong=False,
     ),
@@ -241,9 +189,7 @@ CASES = {
     ),
     "coordinates": Case(
         """g (float[1,1,256,256] x, float[1,16,16,2] grid) => (float[1,1,16,16] y) {
-            h = Tanh(grid)
-            y = GridSample(x, h)
-        }""",
+            h = Tanh(grid) y = GridSample(x, h) }""",
         {"x": normal(1, 1, 1, 256, 256), "grid": normal(0.5, 1, 16, 16, 2)},
     ),
     "order": Case(
@@ -252,10 +198,7 @@ CASES = {
     ),
     "quantized": Case(
         """g (float[64] x) => (float[64] y) <float s = {2e-8}, int8 z = {0}, float k = {1e3}> {
-            q = QuantizeLinear(x, s, z)
-            d = DequantizeLinear(q, s, z)
-            e = Mul(d, k)
-            y = Mul(e, k)
+            q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) e = Mul(d, k) y = Mul(e, k)
         }""",
         {"x": span(-2e-6, 2e-6, 64)},
     ),
@@ -326,12 +269,7 @@ def test_found_and_repaired(rule: str) -> None:
 
 
 # -- masks: the data has no padding, and then a row is masked whole --------------------------------
-
-MASKED = """
-    g (float[2,4,4] s, TYPE[2,1,4] m) => (float[2,4,4] y) <VALUES> {
-        BODY
-        y = Softmax<axis = -1>(a)
-    }"""
+MASKED = "g (float[2,4,4] s, TYPE[2,1,4] m) => (float[2,4,4] y) <VALUES> { BODY y = Softmax<axis = -1>(a) }"
 CHOSEN = MASKED.replace("TYPE", "bool").replace("BODY", "b = Where(m, zero, c)\n a = Add(s, b)")
 FILLED = MASKED.replace("TYPE", "bool").replace("BODY", "a = Where(m, s, c)")
 TIMES = MASKED.replace("TYPE", "float").replace("BODY", "i = Sub(one, m)\n b = Mul(i, c)\n a = Add(s, b)")

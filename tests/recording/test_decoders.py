@@ -66,8 +66,7 @@ def test_lengths_masks_and_positions_agree(decoder: Model) -> None:
 
 def test_a_decoder_is_fixed_without_data(decoder: Model) -> None:
     result = rewriter.fix(decoder, build=False)
-    assert result.verdict is not None
-    assert result.verdict.passed
+    assert result.verdict is not None and result.verdict.passed
 
 
 def test_caches_are_paired_by_their_names(decoder: Model) -> None:

@@ -84,8 +84,7 @@ def test_all_files_of_a_recording_are_fixed_on_their_samples(samples: Path, tmp_
     assert (tmp_path / "fixed" / "bytes-1.onnx").is_file()
     assert CliRunner().invoke(app, ["fix", str(samples)]).exit_code == 2
     single = CliRunner().invoke(app, ["fix", str(tmp_path / "fixed" / "bytes-1.onnx"), "--loop-seconds", "5"])
-    assert single.exit_code == 2
-    assert "rewriter record" in single.output
+    assert single.exit_code == 2 and "rewriter record" in single.output
 
 
 SCRIPT = """
@@ -111,7 +110,6 @@ def test_an_export_is_fixed_on_the_calls_of_a_script(samples: Path, tmp_path: Pa
             tmp_path / "export", tmp_path / "script.py", fix={"build": False}, quiet=True
         )
     assert isinstance(unused.error, UsageError)
-    assert used.result is not None
-    assert used.result.data is not None
+    assert used.result is not None and used.result.data is not None
     assert used.result.data.recorded
     assert (tmp_path / "export" / "unused.onnx").read_bytes() == source.read_bytes()

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-
 FOUND = next(filter(None, map(shutil.which, NAMES)), None)
 
 needs_chromium = pytest.mark.skipif(

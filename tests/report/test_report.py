@@ -337,7 +337,6 @@ def test_a_plan_without_decisions_says_so() -> None:
 
 
 SPANS = {"x": ((1, 3, 8, 6), (2, 3, 8, 8), (4, 3, 8, 10))}
-
 ENGINE = "--saveEngine=fixed.engine"
 
 COMMANDS = [
@@ -417,8 +416,7 @@ def test_types_that_a_release_does_not_keep_are_named() -> None:
 
 def test_unknown_sizes_are_left_for_the_user_and_quoted_for_the_shell() -> None:
     command = next_step(result(model=DYNAMIC, output=Path("a b.onnx"), data=None)).build
-    assert "'--onnx=a b.onnx'" in command
-    assert "'--minShapes=x:?x3x8x?'" in command
+    assert "'--onnx=a b.onnx'" in command and "'--minShapes=x:?x3x8x?'" in command
 
 
 @pytest.mark.parametrize("changes", [{"output": None}, {"verdict": BAD}], ids=["no file", "a failure"])
@@ -437,8 +435,7 @@ def test_json_holds_the_whole_result() -> None:
     seen = {"low": 0.0, "high": 3e6, "mean_abs": 1e6, "finite": True, "headroom": 2.0, "step": None}
     assert fields["plan"]["fp32"][3]["range"] == seen
     assert fields["checks"][0]["outputs"][0]["passed"] is True
-    assert fields["checks"][2]["passed"] is None
-    assert fields["verified"] is True
+    assert fields["checks"][2]["passed"] is None and fields["verified"] is True
     assert fields["next_command"] == next_step(result()).build
     whole = report.as_dict(result(causes=(CAUSE,), before=(output(),), repairs=["without x: passes"]))
     assert whole["causes"][0]["reach"] == 7e7

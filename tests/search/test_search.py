@@ -152,8 +152,7 @@ OUT_OF_REACH = """
 def test_out_of_reach_the_plan_comes_as_close_as_fp32_does(metric: str, limit: float) -> None:
     feeds: dict[str, Array] = {"x": np.full((2, 8), 1.07, np.float32)}
     found = searched(graphs.graph(OUT_OF_REACH), ErrorLimit(limit, metric), feeds=feeds)
-    assert not found.met
-    assert "0:a" in found.plan.fp32
+    assert not found.met and "0:a" in found.plan.fp32
     assert ("0:s" in found.plan.fp32) or metric == "psnr", "where FP32 is no closer, one node is as close"
     assert "cannot be met: with every node in FP32, matrix products in TF32, it is" in found.summary
     assert (found.value < 0.5 * found.before) is (metric == "relative-l2")
@@ -172,8 +171,7 @@ def test_every_metric_can_be_the_goal(metric: str, tolerance: float) -> None:
 def test_nodes_that_the_rules_keep_stay_in_fp32() -> None:
     kept = Decision("Exp(y)", "Exp", "0:y", "overflow", "a reason")
     found = searched(graphs.graph(CANCELLING), ErrorLimit(2e-3), Plan("fp16", decisions=(kept,)))
-    assert found.met
-    assert kept in found.plan.decisions
+    assert found.met and kept in found.plan.decisions
 
 
 def test_outputs_in_fp16_limit_the_accuracy() -> None:
@@ -181,8 +179,7 @@ def test_outputs_in_fp16_limit_the_accuracy() -> None:
     feeds: dict[str, Array] = {"x": np.arange(8, dtype=np.float32) / 8}
     io: InputsOutputs = "fp16"
     found = searched(source, ErrorLimit(1e-6), Plan("fp16", io), feeds)
-    assert not found.met
-    assert "with every node in FP32" in found.summary
+    assert not found.met and "with every node in FP32" in found.summary
     assert 1e-5 < found.value < 1e-3
 
 
@@ -196,8 +193,6 @@ def test_the_number_of_emulations_is_bounded(length: int) -> None:
 
 
 # -- through fix ---------------------------------------------------------------------------------
-
-
 def fixed(source: Model, **options: Any) -> rewriter.FixResult:
     return rewriter.fix(
         source.whole(), inputs=graphs.random_feeds(source), build=False, skip=("simplify",), **options
@@ -214,8 +209,6 @@ def test_a_tolerance_out_of_reach_is_a_failed_verification(tmp_path: Path) -> No
 
 
 # -- a budget ----------------------------------------------------------------------
-
-
 def trials_of(source: Model, goal: ErrorLimit | Budget) -> Trials:
     return begin(source, Plan("fp16"), goal)
 

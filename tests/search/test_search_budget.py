@@ -27,30 +27,16 @@ from rewriter.verification.expected import run_all
 STREAM = """
     g (float[8,4] x, float[4,4] v) => (float[8,4] y)
     <float[4,4] w = {0.7,0.1,0,0, 0,0.3,0.9,0, 0.2,0,0.7,0, 0,0.4,0,0.6}, float[4] b = {0.1,0.2,0.3,0.4}> {
-        m = MatMul(x, w)
-        a = Add(m, b)
-        s = Add(a, x)
-        n = LayerNormalization(s, b)
-        t = Transpose<perm = [1, 0]>(s)
-        u = Transpose<perm = [1, 0]>(t)
-        o = LayerNormalization(u, b)
-        p = Add(n, o)
-        y = MatMul(p, v)
-    }"""
+        m = MatMul(x, w) a = Add(m, b) s = Add(a, x) n = LayerNormalization(s, b)
+        t = Transpose<perm = [1, 0]>(s) u = Transpose<perm = [1, 0]>(t) o = LayerNormalization(u, b)
+        p = Add(n, o) y = MatMul(p, v) }"""
 """A norm that reads a residual sum, and one that reads it through views."""
 
 ATTENTION = """
     g (float[2,32,16] q, float[2,32,16] k, float[2,32,16] v, float[2,32,32] mask) => (float[2,32,16] y)
     <float h = {0.25}> {
-        a = Mul(q, h)
-        t = Transpose<perm = [0, 2, 1]>(k)
-        s = MatMul(a, t)
-        r = Add(s, mask)
-        p = Softmax<axis = -1>(r)
-        u = Neg(v)
-        z = MatMul(p, u)
-        y = Tanh(z)
-    }"""
+        a = Mul(q, h) t = Transpose<perm = [0, 2, 1]>(k) s = MatMul(a, t) r = Add(s, mask)
+        p = Softmax<axis = -1>(r) u = Neg(v) z = MatMul(p, u) y = Tanh(z) }"""
 
 
 def trials_of(source: Model, target: Target | None = None, io: InputsOutputs = "keep") -> Trials:
@@ -85,9 +71,7 @@ def test_a_norm_that_reads_a_residual_sum_is_no_candidate() -> None:
 
 CONVS = """
     g (float[1,64,6,6] x, float[64,64,3,3] w, float[64,1,3,3] v) => (float[1,64,6,6] y) {
-        a = Conv<pads = [1,1,1,1]>(x, w)
-        b = Mul(a, a)
-        y = Conv<pads = [1,1,1,1], group = 64>(b, v)
+        a = Conv<pads = [1,1,1,1]>(x, w) b = Mul(a, a) y = Conv<pads = [1,1,1,1], group = 64>(b, v)
     }"""
 
 
@@ -132,11 +116,7 @@ def test_a_clearly_better_plan_is_chosen() -> None:
     assert found.value <= (1.0 - LEAST_GAIN) * found.before
 
 
-LITTLE = """
-    g (float[4096] x) => (float[4096] y) <float k = {0.1}> {
-        a = Mul(x, k)
-        y = Add(a, x)
-    }"""
+LITTLE = "g (float[4096] x) => (float[4096] y) <float k = {0.1}> { a = Mul(x, k) y = Add(a, x) }"
 
 
 def test_the_rules_plan_is_kept_if_the_gain_is_small() -> None:
@@ -148,13 +128,8 @@ def test_the_rules_plan_is_kept_if_the_gain_is_small() -> None:
 SELECTING = """
     g (float[64,8] x, float[8,8] w, float[8,1] v) => (float[1,16,8] y)
     <int64[1] k = {16}, int64[1] first = {0}, int64[1] last = {1}> {
-        h = MatMul(x, w)
-        s = MatMul(h, v)
-        scores = Squeeze(s, last)
-        best, places = TopK(scores, k)
-        rows = Gather(h, places)
-        y = Unsqueeze(rows, first)
-    }"""
+        h = MatMul(x, w) s = MatMul(h, v) scores = Squeeze(s, last) best, places = TopK(scores, k)
+        rows = Gather(h, places) y = Unsqueeze(rows, first) }"""
 
 
 def test_rows_that_a_model_selects_are_matched_as_sets() -> None:
@@ -171,15 +146,9 @@ def test_rows_that_a_model_selects_are_matched_as_sets() -> None:
 NET = """
     g (float[1,16,8,8] x, float[16,16,3,3] w, float[16,16,1,1] u, float[16,16,3,3] v, float[16,16,1,1] z)
         => (float[1,16,6,6] y) {
-        a = Conv<pads = [1,1,1,1]>(x, w)
-        b = Tanh(a)
-        c = Conv(b, u)
-        d = Sigmoid(c)
-        e = Conv<pads = [1,1,1,1]>(d, v)
-        f = Tanh(e)
-        h = Conv(f, z)
-        y = AveragePool<kernel_shape = [3, 3]>(h)
-    }"""
+        a = Conv<pads = [1,1,1,1]>(x, w) b = Tanh(a) c = Conv(b, u) d = Sigmoid(c)
+        e = Conv<pads = [1,1,1,1]>(d, v) f = Tanh(e) h = Conv(f, z)
+        y = AveragePool<kernel_shape = [3, 3]>(h) }"""
 
 
 def test_a_net_of_convs_all_in_fp32_is_a_candidate_although_parts_cost_more() -> None:
@@ -212,13 +181,10 @@ def test_plans_are_priced_at_the_sizes_of_the_samples() -> None:
     exact = run_all(reference(fixed), samples)
     metric = Budget(1.0).measure
     first, second = (Trials(one, samples, exact, Plan("fp16"), metric).prices for one in (fixed, dynamic))
-    assert first.base == second.base
-    assert first.own == second.own
+    assert first.base == second.base and first.own == second.own
 
 
 # -- how much emulation a model gets -------------------------------------------------------------------
-
-
 ERROR, BUDGET = ErrorLimit(1e-3), Budget(0.1)
 
 

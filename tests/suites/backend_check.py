@@ -20,7 +20,6 @@ from rewriter.verification.arithmetic_checks import check_emulation
 from rewriter.verification.expected import expected_outputs
 
 Outcome = Literal["good", "repaired", "declined", "not compared", "bad", "crash"]
-
 NEWEST_IR = 11  # IR version that ONNX Runtime takes; newer ones add nothing that it needs
 
 RANDOM = frozenset(

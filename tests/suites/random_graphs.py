@@ -50,13 +50,9 @@ Work = tuple[int, int, tuple[int, ...]]
 """A seed, a number, and the indices of disguises that are left out."""
 
 PROCESSES = 2
-
 SLOW_SECONDS = 20.0  # processor time; a case needs about 0.3 s
-
 CASE_SECONDS = 120.0  # wall time, on a busy machine and with the start of a child
-
 FIXED = 0.4  # share of the cases that `fix` gets, too, which costs as much as all passes
-
 STRUCTURAL = tuple(kind() for kind in ALL if kind.stage is Stage.STRUCTURE and kind.keeps_signature)
 
 AMPLIFIED = 64.0
@@ -64,7 +60,6 @@ AMPLIFIED = 64.0
 the network's own roundings is of that size, and a random graph has up to some dozens of them in a row."""
 
 ROUNDED = 2.0**-6  # what results of FP16 and BF16 may differ by: some spacings of BF16, 2^-8
-
 SETTING = re.compile(r"^(with|opset|target|answers|keep|keep-ops|not-compared) .*\n", re.MULTILINE)
 
 KINDS = ("normal", "large", "small", "ties", "special")
@@ -89,8 +84,6 @@ def _at_least_ir_8(proto: ModelProto) -> ModelProto:
 
 
 # -- disguises: each edits a model; one that makes it invalid is undone -----------------------------
-
-
 class Unfit(Exception):
     """The model has nothing to disguise."""
 
@@ -258,8 +251,6 @@ def _joined(proto: ModelProto, rng: Rng) -> None:
 
 
 # -- surroundings ----------------------------------------------------------------------------------
-
-
 def _info(value: ValueInfoProto, name: str, length: int | None = 0) -> ValueInfoProto:
     """A tensor of another name; with a length, it has one more axis in front, of unknown size for None."""
     copy = ValueInfoProto(name=name)
@@ -423,8 +414,6 @@ def drawn(seed: int, number: int, without: Sequence[int] = ()) -> Draw:
 
 
 # -- what holds for each of them -------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Outcome:
     """How a case ended: `ok`, `invalid` (ONNX Runtime does not run it), `refused` or `DEFECT`."""

@@ -16,9 +16,7 @@ from nightly import NIGHTLY
 from worker_pool import Crash, over
 
 CHILDREN = min(2, os.cpu_count() or 1)
-
 FEWEST = 1900  # a suite with fewer cases was not loaded
-
 SAMPLE = 200  # cases of `make test`, always the same: those whose names have the lowest checksums
 
 

@@ -21,7 +21,6 @@ from rewriter.base.errors import OutputError
 from rewriter.ir.model import save
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="forks, signals and limits of POSIX")
-
 COMMANDS = sized(4, 50)  # moments at which the command is ended, by each signal
 
 GONE_S = 20.0

@@ -20,7 +20,6 @@ from rewriter.target import Target
 from rewriter.target.operators import refused_in_model, rows_of
 
 pytestmark = [needs_rtx, pytest.mark.skipif(not NIGHTLY, reason="asks the parser about thousands of models")]
-
 HERE = parser_here(Target("tensorrt-rtx"))
 
 ASK = """

@@ -88,13 +88,8 @@ def test_the_summary_names_the_limit_of_the_output_closest_to_its_limit() -> Non
     source = graph("""
         g (float[64] x) => (float[1,16,1] y, float[64] z)
         <int64[1] k = {16}, int64[2] axes = {0, 2}, float c = {1000.0}> {
-            shifted = Add(x, c)
-            s = Sub(shifted, c)
-            best, places = TopK(s, k)
-            rows = Gather(x, places)
-            y = Unsqueeze(rows, axes)
-            z = Identity(x)
-        }""")
+            shifted = Add(x, c) s = Sub(shifted, c) best, places = TopK(s, k)
+            rows = Gather(x, places) y = Unsqueeze(rows, axes) z = Identity(x) }""")
     low = apply(MixedPrecision(), source, Context(plan=Plan("fp16")))[0]
     feeds = {"x": np.random.default_rng(0).standard_normal(64).astype(np.float32)}
     check = check_emulation(expected_outputs(source, [feeds]), low, "fp16", [feeds])

@@ -19,22 +19,13 @@ from rewriter.verification.verdict import Check
 
 NORM = """
     g (float16[2,8] x, float16[8] s, float16[8] b) => (float[2,8] y) {
-        n = LayerNormalization(x, s, b)
-        r = Relu(n)
-        y = Cast<to = 1>(r)
-    }"""
+        n = LayerNormalization(x, s, b) r = Relu(n) y = Cast<to = 1>(r) }"""
 
 DECOMPOSED = """
     g (float16[2,8] x) => (float16[2,8] y)
     <float16[1] e = {1}, float16 two = {16384}, int64[1] last = {-1}> {
-        m = ReduceMean<axes = [-1]>(x)
-        d = Sub(x, m)
-        s = Pow(d, two)
-        [variance] v = ReduceMean<axes = [-1]>(s)
-        a = Add(v, e)
-        q = Sqrt(a)
-        y = Div(d, q)
-    }"""
+        m = ReduceMean<axes = [-1]>(x) d = Sub(x, m) s = Pow(d, two)
+        [variance] v = ReduceMean<axes = [-1]>(s) a = Add(v, e) q = Sqrt(a) y = Div(d, q) }"""
 
 
 def checked(
@@ -50,8 +41,6 @@ def details(check: Check) -> str:
 
 
 # -- what a model expects ----------------------------------------------------------------------
-
-
 TWO_TYPES = """
     g (bool c, float[2] x, int64[2] i) => (float[2] y) {
         y = If (c) <
@@ -87,8 +76,6 @@ def test_what_is_expected_of_inner_graphs(text: str, types: str, norms: int) -> 
 
 
 # -- builds that pass --------------------------------------------------------------------------
-
-
 @needs_rtx
 @pytest.mark.parametrize(
     ("body", "opset", "norms"),
@@ -102,9 +89,7 @@ def test_what_is_expected_of_inner_graphs(text: str, types: str, norms: int) -> 
         ),
         pytest.param(
             """g (bfloat16[2,8] x, bfloat16[8] s) => (bfloat16[2,8] y) {
-                p = Softmax(x)
-                y = LayerNormalization(p, s)
-            }""",
+                p = Softmax(x) y = LayerNormalization(p, s) }""",
             17,
             1,
             id="BF16",
@@ -116,8 +101,7 @@ def test_a_sound_model_passes(body: str, opset: int, norms: int, tmp_path: Path)
     assert expectation(source).layer_normalizations == norms
     check = checked(source, tmp_path)
     assert check.passed is True, check
-    assert not check.details
-    assert "types as planned" in check.summary
+    assert not check.details and "types as planned" in check.summary
     assert ("NORMALIZATION" in check.summary) == bool(norms)
     assert check.seconds > 0
 
@@ -132,8 +116,6 @@ def test_dynamic_shapes_come_from_the_sample_or_a_span(tmp_path: Path) -> None:
 
 
 # -- builds that fail --------------------------------------------------------------------------
-
-
 @needs_rtx
 @pytest.mark.parametrize(
     ("body", "opset", "summary", "words"),
@@ -141,8 +123,7 @@ def test_dynamic_shapes_come_from_the_sample_or_a_span(tmp_path: Path) -> None:
         pytest.param(DECOMPOSED, 17, "1 finding", ["decomposed norm in FP16", "variance"], id="FP16 norm"),
         pytest.param(
             """g (float16[1,2,8,8] x, float[1,4,4,2] at) => (float16[1,2,4,4] y) {
-                [sample] y = GridSample(x, at)
-            }""",
+                [sample] y = GridSample(x, at) }""",
             17,
             "refuses the model",
             ["node sample (GridSample): ", "same type"],
@@ -150,8 +131,7 @@ def test_dynamic_shapes_come_from_the_sample_or_a_span(tmp_path: Path) -> None:
         ),
         pytest.param(
             """g (float[1,2,8,16] q, float[1,2,8,16] k, float[1,2,8,16] v) => (float[1,2,8,16] y) {
-                y = Attention(q, k, v)
-            }""",
+                y = Attention(q, k, v) }""",
             23,
             "did not build",
             ["Attention"],
@@ -168,16 +148,13 @@ def test_a_model_that_fails_is_told_with_the_node(
 
 
 # -- no verdict --------------------------------------------------------------------------------
-
-
 @needs_rtx
 @pytest.mark.parametrize(
     ("body", "words"),
     [
         pytest.param(
             """g (float[1,8,4] b, float[1,1,8] s) => (int64[n,3] y) <int64 k = {3}, float t = {0.5}> {
-                y = NonMaxSuppression(b, s, k, t)
-            }""",
+                y = NonMaxSuppression(b, s, k, t) }""",
             "no runners",
             id="NonMaxSuppression, which it parses but cannot build",
         ),
@@ -187,8 +164,7 @@ def test_a_model_that_fails_is_told_with_the_node(
 def test_an_operator_that_the_library_lacks_is_no_verdict(body: str, words: str, tmp_path: Path) -> None:
     header = '<ir_version: 8, opset_import: ["" : 17, "com.acme" : 1]>\n'
     check = checked(load(onnx.parser.parse_model(header + body)), tmp_path)
-    assert check.passed is None
-    assert "lacks what this model needs" in check.summary
+    assert check.passed is None and "lacks what this model needs" in check.summary
     assert words in details(check)
     assert "another TensorRT" in details(check)
 
@@ -196,8 +172,7 @@ def test_an_operator_that_the_library_lacks_is_no_verdict(body: str, words: str,
 @needs_rtx
 def test_an_unknown_shape_is_no_verdict(tmp_path: Path) -> None:
     check = checked(graph("g (float[n,8] x) => (float[n,8] y) { y = Relu(x) }"), tmp_path)
-    assert check.passed is None
-    assert "'x' has dynamic axes" in check.summary
+    assert check.passed is None and "'x' has dynamic axes" in check.summary
     assert "`input-shapes" in details(check)
 
 
@@ -207,14 +182,11 @@ def test_the_check_says_which_library_to_install(tmp_path: Path, monkeypatch: py
         (tmp_path / f"{name}.py").write_text("raise ImportError('no libraries')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     check = checked(graph(NORM), tmp_path)
-    assert check.passed is None
-    assert "tensorrt_rtx does not load: no libraries" in check.summary
+    assert check.passed is None and "tensorrt_rtx does not load: no libraries" in check.summary
     assert "pip install tensorrt-rtx" in details(check)
 
 
 # -- crashes and hangs -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("fault", "passed", "words"),
     [
@@ -233,14 +205,11 @@ def test_a_crash_or_hang_is_reported_with_the_log(
     monkeypatch.syspath_prepend(str(tmp_path))
     path = save(graph(NORM), tmp_path / "model.onnx")
     check = check_build(path, BuildExpectation(), BuildOptions(), 5 if "sleep" in fault else 60)
-    assert check.passed is passed
-    assert words in check.summary
+    assert check.passed is passed and words in check.summary
     assert "log: last words" in check.details
 
 
 # -- types of some GPUs alone ------------------------------------------------------------------
-
-
 def quantized(kind: int, opset: int) -> Model:
     """A product of weights in blocks of 16 that are FP8 or FP4."""
     weights = helper.make_tensor("q", kind, [32, 32], np.linspace(-6, 6, 1024).tolist())
@@ -286,8 +255,6 @@ def test_a_target_is_built_for(gpus: tuple[str, ...], capability: int) -> None:
 
 
 # -- the cases ---------------------------------------------------------------------------------
-
-
 @needs_rtx
 def test_a_quantised_bias_in_int32_is_refused_by_name(tmp_path: Path) -> None:
     check = checked(load(MODELS / "qdq.onnx"), tmp_path, dict(np.load(MODELS / "qdq.npz")))
@@ -307,8 +274,7 @@ def test_a_quantised_bias_in_int32_is_refused_by_name(tmp_path: Path) -> None:
 )
 def test_precision_warnings_of_the_builder_are_explained(warning: str, meaning: str) -> None:
     (warned,) = warnings_for_users([warning, "Int64 binding of x"])
-    assert warned.startswith("precision: ")
-    assert meaning in warned
+    assert warned.startswith("precision: ") and meaning in warned
     assert warning in warned
 
 

@@ -61,5 +61,4 @@ def test_states_that_become_outputs_have_types_and_other_models_are_not_copied()
     text = f"g (float[T,1,1] x) => (float[T,1,1,2] y) <{weights}> {{ y = RNN<hidden_size = 2>(x, w, r) }}"
     source = graph(text)
     source.facts()
-    assert "y/state1" in with_states(source).facts().main
-    assert with_states(FLOAT) is FLOAT
+    assert "y/state1" in with_states(source).facts().main and with_states(FLOAT) is FLOAT

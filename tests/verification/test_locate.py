@@ -36,9 +36,8 @@ from rewriter.verification.locate.bisection import Bisection
 from rewriter.verification.locate.kernels import Written, recognised, relative, written
 from rewriter.verification.locate.lineup import Lineup, SharedTensor, line_up
 
+
 # -- the search alone ---------------------------------------------------------------------------
-
-
 @st.composite
 def lineups(draw: st.DrawFn, most: int = 120) -> Lineup:
     """Graphs like networks: mostly chains, with skip connections and branches; all lead to the last."""
@@ -134,7 +133,6 @@ def test_tensors_that_the_network_lacks_are_avoided() -> None:
 
 
 # -- planted faults on ONNX Runtime -------------------------------------------------------------
-
 LAYERS = 12
 
 
@@ -157,7 +155,6 @@ def network(*faults: int, op: str = "Tanh") -> Model:
 
 
 ORT = MeasureSettings("onnxruntime", timing=None)
-
 SAMPLES = [{"x": np.random.default_rng(i).standard_normal((2, 8)).astype(np.float32)} for i in range(2)]
 
 
@@ -234,16 +231,14 @@ def test_a_planted_fault_is_found(layer: int) -> None:
     assert found.builds <= 6
     assert all(step.error == 0.0 for step in found.right)
     assert found.chain[0] == found.first
-    assert found.discarded == 0
-    assert found.chain[-1].tensor == "y"
+    assert found.discarded == 0 and found.chain[-1].tensor == "y"
     assert all(step.error is not None and step.error > 0 for step in found.chain)
 
 
 TWO_HEADS = """
     g (float[2,8] x) => (float[2,8] near, float[2,8] far) {
         a = Mul(x, A) b = Add(a, x) near = Tanh(b)
-        c = Mul(x, C) d = Add(c, x) far = Tanh(d)
-    }"""
+        c = Mul(x, C) d = Add(c, x) far = Tanh(d) }"""
 
 
 def test_the_chain_starts_at_the_first_fault_though_another_output_is_worse() -> None:
@@ -269,8 +264,7 @@ def test_a_wrong_integer_output_is_reported() -> None:
 def test_nan_counts_as_wrong() -> None:
     spoiled_model = network(op="Log")
     found = located(network(), spoiled_model)
-    assert found.first is not None
-    assert (found.first.tensor, found.first.error) == ("a0", math.inf)
+    assert found.first is not None and (found.first.tensor, found.first.error) == ("a0", math.inf)
 
 
 def test_a_long_chain_is_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,12 +342,8 @@ FOLDED = """
     <float[2,2,1,1] w = {3e37, 1e37, 2e37, 3e37},
      float[2] hundred = {100.0, 100.0}, float[2] one = {1.0, 1.0},
      float[2] zero = {0.0, 0.0}, float tiny = {1e-36}, float small = {1e-4}> {
-        s = Mul(x, tiny)
-        c = Conv(s, w)
-        b = BatchNormalization(c, hundred, zero, zero, one)
-        h = Mul(b, small)
-        y = Tanh(h)
-    }"""
+        s = Mul(x, tiny) c = Conv(s, w) b = BatchNormalization(c, hundred, zero, zero, one)
+        h = Mul(b, small) y = Tanh(h) }"""
 """ONNX Runtime folds the BatchNormalization into the Conv, whose weights then overflow. Marking the Conv's
 result as an output prevents the folding and hides the fault."""
 
@@ -363,17 +353,13 @@ def test_a_fusion_fault_that_marks_hide_is_narrowed_down() -> None:
     feeds = [{"x": np.ones((1, 2, 6, 6), np.float32)}]
     found = locate_with(source, source, feeds, OrtBuild(source, feeds, optimize=True), LocateOptions())
     assert [step.error > 1 for step in found.outputs if step.error] == [True]
-    assert found.first is not None
-    assert (found.first.tensor, found.exact) == ("b", False)
+    assert found.first is not None and (found.first.tensor, found.exact) == ("b", False)
     assert [step.tensor for step in found.right] == ["s"]
     assert [(step.tensor, step.op) for step in found.hiding] == [("c", "Conv")]
-    assert "outputs change" in found.hiding[0].note
-    assert found.discarded >= 1
+    assert "outputs change" in found.hiding[0].note and found.discarded >= 1
 
 
 # -- tensors between kernels --------------------------------------------------------------------
-
-
 def as_it_is(value: Array) -> Array:
     return value
 
@@ -460,16 +446,14 @@ def test_a_kernel_that_garbles_an_order_is_named() -> None:
     ]
     build = OrtBuild(garbled, feeds, kernels=kernels)
     found = locate_with(original, garbled, feeds, build, LocateOptions(max_builds=0))
-    assert found.first is not None
-    assert (found.first.tensor, found.exact) == ("c", False)
+    assert found.first is not None and (found.first.tensor, found.exact) == ("c", False)
     assert [(step.tensor, step.note) for step in found.hiding] == [("b", REARRANGED)]
     assert [step.tensor for step in found.right] == ["a"]
 
 
 TWO_STEPS = """
     g (float[2,8] x) => (float[2,8] y) {
-        a = Tanh(x)  b = Softmax(a)  c = Mul(b, b)  d = Add(c, a)  y = Neg(d)
-    }"""
+        a = Tanh(x)  b = Softmax(a)  c = Mul(b, b)  d = Add(c, a)  y = Neg(d) }"""
 
 
 @pytest.mark.parametrize(
@@ -536,8 +520,6 @@ def test_models_without_a_common_tensor_are_refused() -> None:
 
 
 # -- the engine of the protocol, the emulation, the command -------------------------------------
-
-
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
@@ -577,14 +559,12 @@ def test_a_model_that_does_not_run_is_an_error(files: dict[str, Path], tmp_path:
 def test_the_emulation_finds_the_fault_in_one_run() -> None:
     original = graphs.graph("""
         g (float[2,8] x) => (float[2,8] y) <float big = {300.0}, float small = {1e-5}> {
-            a = Mul(x, big)  b = Mul(a, a)  c = Mul(b, small)  y = Neg(c)
-        }""")
+            a = Mul(x, big)  b = Mul(a, a)  c = Mul(b, small)  y = Neg(c) }""")
     half = as_fp16(original)
     found = locate_by_emulation(original, half, [{"x": np.full((2, 8), 2.0, np.float32)}])
     assert found.first is not None
     assert (found.first.tensor, found.first.error, found.exact) == ("b", math.inf, True)
-    assert found.builds == 0
-    assert found.first.added == math.inf
+    assert found.builds == 0 and found.first.added == math.inf
 
 
 def as_fp16(source: Model) -> Model:
@@ -635,5 +615,4 @@ def test_on_a_gpu_tensorrt_finds_the_fault(files: dict[str, Path]) -> None:
     engine = this_machine.choose().engine
     assert engine is not None
     found = locate(load(files["good"]), load(files["bad"]), SAMPLES, MeasureSettings(engine))
-    assert found.first is not None
-    assert found.first.tensor in ("m5", "a5", "r5")
+    assert found.first is not None and found.first.tensor in ("m5", "a5", "r5")
