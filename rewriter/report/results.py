@@ -166,9 +166,7 @@ class Conclusion:
 
 
 class FixResult(FixOutcome, Summary):
-    """The outcome of `fix` with its sentences.
-
-    Attributes:
+    __doc__ = f"""{str(FixOutcome.__doc__).rstrip()}
         ending: How it ended, in the words of the report's first line; `conclusion`: the limit and the remedy.
         gain: Its speed and accuracy beside FP32, in the same words; "" if its latency is unknown.
         gaps: Reasons why checks that passed are no proof; () if one failed, or none was made.
@@ -353,7 +351,9 @@ def _size(check: Check) -> str:
 
 
 class VerifyResult(VerifyOutcome, Summary):
-    """The outcome of `verify` with its sentences, as `FixResult` has them."""
+    __doc__ = f"""{str(VerifyOutcome.__doc__).rstrip()}
+        ending, gain, gaps: As of `FixResult`.
+    """
 
     @property
     def ending(self) -> str:
