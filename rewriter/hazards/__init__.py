@@ -9,9 +9,6 @@ from collections.abc import Callable, Iterable
 
 from rewriter.hazards import (
     accumulation,
-    attention,
-    front_ends,
-    internal,
     magnitude,
     norms,
     resolution,
@@ -43,13 +40,13 @@ Rule = Callable[[GraphAnalysis], Iterable[Hazard]]
 
 HAZARDS: tuple[Rule, ...] = (
     norms.unfused_norm,
-    attention.masks,
+    weights.masks,
     magnitude.overflow,
-    internal.hidden_sums,
-    internal.norm_operators,
-    internal.long_softmax,
+    magnitude.hidden_sums,
+    magnitude.norm_operators,
+    magnitude.long_softmax,
     accumulation.partial_sums,
-    front_ends.steep_functions,
+    small_values.steep_functions,
     norms.lost_epsilon,
     small_values.small_operands,
     small_values.differences,

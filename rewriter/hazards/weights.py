@@ -1,4 +1,4 @@
-"""Hazard rules about constants that the lower type cannot hold, or holds with a few bits."""
+"""Hazard rules about constants that the lower type cannot hold, or holds with few bits: weights and masks."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -8,11 +8,11 @@ from onnx import NodeProto
 
 from rewriter.base.errors import Severity
 from rewriter.hazards.analysis import GraphAnalysis, Hazard
-from rewriter.hazards.attention import mask_uses
 from rewriter.hazards.magnitude import FP16_FLUSH, largest
 from rewriter.ir.graph import attribute, display_name
-from rewriter.ir.graph.ops import INEQUALITIES, PRODUCTS, TENSOR_CORE
+from rewriter.ir.graph.ops import CHEAP, INEQUALITIES, PRODUCTS, SOFTMAX, TENSOR_CORE
 from rewriter.ir.model import Array
+from rewriter.ir.patterns.masks import Use, extreme, huge_uses, obstacle
 
 WEIGHT_ERROR = 1e-3
 """Relative L2 error of rounded weights; normal numbers lose 2^-11 = 4.9e-4 at most."""
@@ -129,3 +129,57 @@ def _worst_channel(vectors: Sequence[Array], epsilon: float) -> float:
     exact = scale / np.sqrt(variance + epsilon)
     ratio = rounded[0] / np.sqrt(rounded[3] + epsilon)
     return float(np.max(np.abs(ratio - exact)[used] / np.abs(exact[used]), initial=0.0))
+
+
+BEFORE_SOFTMAX = CHEAP - SOFTMAX
+
+
+def masks(analysis: GraphAnalysis) -> Iterator[Hazard]:
+    """Mask constants that become infinite in the lower type, whatever the samples' masks are.
+
+    Multiplied by the 0 of an unmasked entry they are NaN. If they cannot be clamped, because the other factor
+    may hold other values than 0 and 1, all nodes from there to the Softmax need FP32. Added or selected they
+    are harmless until a row is masked entirely: its Softmax is NaN (docs/hazards.md#masks), as is -inf plus
+    another mask's inf.
+    """
+    for use in mask_uses(analysis, products=True):
+        value = f"{extreme(use.value):.4g}"
+        tensor, reader = use.node.input[use.index], display_name(use.node)
+        if use.node.op_type == "Mul":
+            reason = f"{value} in {reader} becomes infinite, and 0 times infinity is NaN"
+            before = analysis.downstream(use.node.output[0], lambda n: n.op_type in BEFORE_SOFTMAX)
+            for node in (use.node, *(n for _, n in before)):
+                yield analysis.hazard(node, "mask", reason, tensor, "error")
+        else:
+            guarded = _guarded(analysis, use.node)
+            end = "which is replaced after the Softmax" if guarded else "and a row masked entirely is NaN"
+            severity: Severity = "warning" if use.relies and not guarded else "note"
+            reason = f"{value} in {reader} becomes infinite, {end}"
+            yield Hazard(use.node, "mask", reason, tensor, severity=severity)
+
+
+def mask_uses(analysis: GraphAnalysis, *, products: bool = False) -> Iterator[Use]:
+    """Constants that become infinite in the lower type and that reach nothing but a Softmax.
+
+    `products`: also finite factors that reach a Softmax among others.
+    """
+    for use in huge_uses(analysis.graph):
+        huge = abs(extreme(use.value)) > analysis.largest
+        if huge and (not obstacle(analysis.graph, use) or (products and _multiplies_scores(analysis, use))):
+            yield use
+
+
+def _multiplies_scores(analysis: GraphAnalysis, use: Use) -> bool:
+    """True for a finite factor of what reaches a Softmax."""
+    if use.node.op_type != "Mul" or not np.isfinite(use.value).all():
+        return False
+    readers = analysis.downstream(use.node.output[0], lambda n: n.op_type in BEFORE_SOFTMAX)
+    return any(n.op_type in ("Softmax", "Attention") for _, n in readers)
+
+
+def _guarded(analysis: GraphAnalysis, node: NodeProto) -> bool:
+    """True if an IsNaN reads the Softmax's result, as exporters write it to replace NaN."""
+    reached = analysis.downstream(node.output[0], lambda n: n.op_type in CHEAP)
+    softmaxes = [n for _, n in reached if n.op_type == "Softmax"]
+    readers = [r for s in softmaxes for r in analysis.graph.consumers(s.output[0])]
+    return any(r.op_type == "IsNaN" for r in readers)

@@ -22,7 +22,6 @@ from onnx import NodeProto
 
 from rewriter.hazards import Hazard
 from rewriter.hazards.analysis import GraphAnalysis
-from rewriter.hazards.attention import of_activations
 from rewriter.ir.graph.ops import (
     CONVOLUTIONS,
     ELEMENTWISE,
@@ -215,10 +214,19 @@ def _attention(analysis: GraphAnalysis) -> Iterator[NodeProto]:
     for node in analysis.nodes:
         if node.op_type == "Softmax" and not analysis.graph.is_output(node.output[0]):
             readers = _readers_of_weights(analysis, node)
-            second = bool(readers) and all(of_activations(analysis, r) for r in readers)
+            second = bool(readers) and all(_of_activations(analysis, r) for r in readers)
             before = (p for n in (node, *_before(analysis, node)) for p in map(analysis.producer, n.input))
-            if second and any(p is not None and of_activations(analysis, p) for p in before):
+            if second and any(p is not None and _of_activations(analysis, p) for p in before):
                 yield node
+
+
+def _of_activations(analysis: GraphAnalysis, node: NodeProto) -> bool:
+    """True for a MatMul of two computed tensors that sums more than one term."""
+    if node.op_type != "MatMul" or any(analysis.is_constant(t) for t in node.input):
+        return False
+    shape = analysis.graph.shape(node.input[0])
+    computed = all(analysis.producer(t) is not None for t in node.input)
+    return computed and (shape is None or shape[-1:] != (1,))
 
 
 def _readers_of_weights(analysis: GraphAnalysis, softmax: NodeProto) -> list[NodeProto]:
