@@ -18,7 +18,7 @@ from rewriter.pipeline.schema import Option, declarations, expected, to_text
 from rewriter.pipeline.text import own_passes
 from rewriter.report.explain import OTHER_RULES
 from rewriter.target import quirks
-from rewriter.target.answers import recorded
+from rewriter.target.probes import recorded
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -73,9 +73,9 @@ def passes() -> str:
         f"## {title}\n\n"
         + _table(
             ("pass", "FP32 result", "why"),
-            [(f"[{k.name}](#{k.name})", exactness_text(k.exactness), summary(k)) for k in group],
+            [(f"[{n}](#{n})", exactness_text(kinds[n].exactness), summary(kinds[n])) for n in names.split()],
         )
-        for title, group in PURPOSES.items()
+        for title, names in PURPOSES.items()
     ]
     pages = {name: page(kind) for name, kind in kinds.items()}
     pages["simplify"] += _SIMPLIFIERS.format(", ".join(f"`{name}`" for name in sorted(OPTIMIZERS)))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rewriter.report.explain import rule, why
     from rewriter.report.results import FixResult, VerifyResult
     from rewriter.target import Target
-    from rewriter.target.answers import Answers
+    from rewriter.target.probes import Answers
     from rewriter.verification.locate import Location
     from rewriter.verification.verdict import Verdict
 
@@ -40,7 +40,7 @@ _HOMES = {
     "verification.verdict": "Verdict",
     "input_comparison.job": "InputComparison",
     "pipeline.options": "FixOptions ScanOptions VerifyOptions",
-    "target.answers": "Answers",
+    "target.probes": "Answers",
 }
 """Public names by their modules."""
 

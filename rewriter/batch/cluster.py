@@ -18,11 +18,10 @@ from rewriter import __version__
 from rewriter.base import sandbox
 from rewriter.base.errors import NativeError, RewriterError, UsageError
 from rewriter.batch.machine import Process, Tick, error_line, make_folder
-from rewriter.batch.models import Entry
-from rewriter.batch.state import Ends, Outcome, memory_needed, model_files, option_files
+from rewriter.batch.models import Ends, Entry, Outcome, memory_needed, model_files, option_files
 from rewriter.ir.model import data_files, write_text
+from rewriter.ir.model.files import publish
 from rewriter.ir.model.output_files import work_folder
-from rewriter.ir.model.writing import publish
 from rewriter.report.deploy import files_beside
 
 RETRIES = 5  # times that Ray runs a task again after the death of its worker

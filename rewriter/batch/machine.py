@@ -13,9 +13,8 @@ from pathlib import Path
 from rewriter.base import sandbox
 from rewriter.base.errors import ModelError, NativeError, OutputError, RewriterError, UnbuildableError
 from rewriter.base.stopwatch import Progress
-from rewriter.batch import state
-from rewriter.batch.models import Entry
-from rewriter.batch.state import FINISHED, GIB, Ending, Ends, Outcome
+from rewriter.batch import models
+from rewriter.batch.models import FINISHED, GIB, Ending, Ends, Entry, Outcome
 from rewriter.ir.model import data_files
 from rewriter.pipeline.options import with_flags
 from rewriter.report.checks import judging_check
@@ -52,18 +51,18 @@ def run_batch(
 
     for entry in entries:
         tick()
-        keys[entry.name] = state.key_of(entry)
-        earlier = None if again else state.finished(entry, keys[entry.name])
+        keys[entry.name] = models.key_of(entry)
+        earlier = None if again else models.finished(entry, keys[entry.name])
         if earlier is not None:
             ended(entry, earlier)
     with closing(run([entry for entry in entries if entry.name not in outcomes], tick)) as ends:
         for entry, outcome in ends:
             if outcome.files:
-                state.remove_outdated(entry)
-            elif state.finished(entry, keys[entry.name]) is None:
-                outcome = replace(outcome, text=outcome.text + state.set_aside(entry))
+                models.remove_outdated(entry)
+            elif models.finished(entry, keys[entry.name]) is None:
+                outcome = replace(outcome, text=outcome.text + models.set_aside(entry))
             if outcome.ending in FINISHED:
-                state.save(entry, outcome, keys[entry.name])
+                models.save(entry, outcome, keys[entry.name])
             ended(entry, outcome)
     return [(entry, outcomes[entry.name]) for entry in entries]
 
@@ -146,8 +145,8 @@ def outcome_of(entry: Entry, result: FixResult) -> Outcome:
     files = () if result.output is None else (*data_files(result.output), result.output)
     files += (result.script,) if result.script is not None else ()
     if entry.options.get("page") and result.output is not None:
-        write(result, state.page_of(entry.output))
-        files += (state.page_of(entry.output),)
+        write(result, models.page_of(entry.output))
+        files += (models.page_of(entry.output),)
     names = tuple(file.name for file in files)
     ending = "unbuildable" if conclusion.kind == "unbuildable" else ending
     outcome = Outcome(ending, text, error=worst, latency_shares=result.latency_shares, files=names)
@@ -168,7 +167,7 @@ class Processes:
 
     def run(self, entries: Sequence[Entry], tick: Tick) -> Ends:
         """Yields each model with its outcome as it ends; closing the generator stops those that run."""
-        needs = {entry.name: state.memory_needed(entry.model) for entry in entries}
+        needs = {entry.name: models.memory_needed(entry.model) for entry in entries}
         large = [entry for entry in entries if self.strict and needs[entry.name] > self.memory_bytes]
         for entry in large:
             text = f"needs about {needs[entry.name] / GIB:.1f} GiB, and `memory` allows less: allow more"

@@ -16,8 +16,7 @@ from rewriter.api import fix
 from rewriter.base.stopwatch import Progress
 from rewriter.base.text import count, one_line
 from rewriter.batch.machine import outcome_of
-from rewriter.batch.models import Entry
-from rewriter.batch.state import Outcome, page_of
+from rewriter.batch.models import Entry, Outcome, page_of
 from rewriter.jobs.closed_loop.job import loop_of
 from rewriter.jobs.closed_loop.result import LoopResult
 from rewriter.pipeline.options import FixOptions

@@ -10,7 +10,7 @@ from rewriter.cli import Command, Group
 from rewriter.cli.exits import BAD_INPUT, FAILED, echo, print_error
 from rewriter.cli.parameters import Outputs, with_options
 from rewriter.cli.scan import run_scan
-from rewriter.ir.model.writing import ENDINGS
+from rewriter.ir.model.files import ENDINGS
 from rewriter.pipeline.options import FixCommand, ScanCommand
 
 app = typer.Typer(cls=Group, help="Commands of the pre-commit hooks, for repositories with models.")
@@ -52,8 +52,7 @@ def fix(models: Models, **given: Any) -> None:
 
     Exits with 0 if nothing was to be done, with 1 if a file changed, with 2 if one could not be fixed.
     """
-    from rewriter.hooks.fixing import raw_path
-    from rewriter.hooks.precommit import fix_committed
+    from rewriter.hooks.fixing import fix_committed, raw_path
 
     codes = [0]
     for model in models:
@@ -74,7 +73,7 @@ def fix(models: Models, **given: Any) -> None:
 
 def _skipped(model: Path) -> bool:
     """True if the model is to be skipped, which is printed."""
-    from rewriter.hooks.precommit import skipped
+    from rewriter.hooks.fixing import skipped
 
     if reason := skipped(model):
         echo(f"{model}: {reason}")

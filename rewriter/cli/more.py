@@ -1,5 +1,6 @@
-"""`rewriter record`, `report`, `probe`, `config`, `rule` and `why`."""
+"""`rewriter record`, `report`, `probe`, `config`, `rule`, `why`, `passes` and `presets`."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from rewriter.base.text import command_line, count
-from rewriter.cli.exits import PAGES, STDOUT, echo, write_document
+from rewriter.cli import Command, Group
+from rewriter.cli.exits import PAGES, STDOUT, echo, exit_codes, write_document
 from rewriter.cli.parameters import (
     FLAG,
     Json,
@@ -15,13 +17,14 @@ from rewriter.cli.parameters import (
     Quiet,
     check_extra,
     check_outputs,
+    completer,
     option,
     with_options,
 )
 from rewriter.pipeline.options import DATA, KEYS, OUTCOME, VerifyOptions
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Takes the samples")]
-Command = Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="python my_script.py ...")]
+ScriptWords = Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="python my_script.py ...")]
 Calls = Annotated[int, option(DATA, "N", "End the script after N calls [0: at its end]", "--calls", min=0)]
 Disk = Annotated[float, option(DATA, "GIB", "Most that samples take on disk [4]", "--disk", min=0)]
 Saved = Annotated[Path, typer.Argument(metavar="RUN.json", help="JSON that fix, scan or verify wrote")]
@@ -34,7 +37,7 @@ Fixed = Annotated[Path, typer.Argument(metavar="FIXED.onnx", help="A result of `
 
 
 def record(
-    folder: Folder, command: Command, calls: Calls = 0, disk: Disk = 4.0, quiet: Quiet = False
+    folder: Folder, command: ScriptWords, calls: Calls = 0, disk: Disk = 4.0, quiet: Quiet = False
 ) -> None:
     """Run a script that calls ONNX Runtime, and keep what its models are called with.
 
@@ -143,3 +146,89 @@ def _print(explanation: Any) -> None:
     print_rows(rows, out)
     if picture := getattr(explanation, "picture", ""):
         echo("", *(f"    {line}" for line in picture.split("\n")), "")
+
+
+def _listing(list_all: Callable[..., None], text: str) -> typer.Typer:
+    """A group of commands that lists all entries when it is called without a command, or with `list`."""
+    group = typer.Typer(cls=Group, help=text)
+
+    @group.callback(invoke_without_command=True)
+    def run(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            with exit_codes():
+                list_all()
+
+    group.command("list", cls=Command)(list_all)
+    return group
+
+
+def _list_passes(json: Json = None) -> None:
+    """List all of them; * marks the default."""
+    from rewriter.pipeline import catalogue
+    from rewriter.report.tables import Cell, Table
+    from rewriter.report.terminal import console, printed
+
+    content = catalogue.passes()
+    if _is_json_alone("passes", content, json):
+        return
+    rows = []
+    for title in catalogue.GROUPS.values():
+        rows.append([Cell(f"[{title}]"), Cell(""), Cell("")])
+        for part in content:
+            if part["group"] == title:
+                name = f"{'*' if part['default'] else ' '} {part['name']}"
+                rows.append([Cell(name), Cell(part["exactness"]), Cell(part["summary"])])
+    table = Table({"pass": "choice", "FP32 result": "choice", "why": "text"}, rows)
+    console().print(printed(table))
+    echo("", "* runs in the default preset. `rewriter passes show NAME` explains one.", "")
+
+
+def _is_json_alone(name: str, content: object, json: Path | None) -> bool:
+    """Writes JSON if it is requested; True if it went to standard output."""
+    from rewriter.report.json import document
+
+    check_outputs([], json=json)
+    if json is not None:
+        write_document(document({name: content}), json)
+    return json == STDOUT
+
+
+def _list_presets(json: Json = None) -> None:
+    """List all of them."""
+    from rewriter.pipeline import catalogue
+    from rewriter.pipeline.presets import PRESETS
+
+    if _is_json_alone("presets", catalogue.presets(), json):
+        return
+    entries = map(catalogue.preset_entry, PRESETS.values())
+    echo(*"\n\n".join([*entries, "rewriter presets show NAME explains one."]).split("\n"))
+
+
+passes = _listing(_list_passes, "List the passes; `passes show NAME` explains one")
+presets = _listing(_list_presets, "Pipelines by name; `presets show NAME`")
+
+
+@passes.command("show", cls=Command)
+def _show_pass(
+    name: Annotated[
+        str, typer.Argument(help="As `rewriter passes` lists it.", autocompletion=completer(KEYS["skip"]))
+    ],
+) -> None:
+    """Show why a pass exists, its options, an example before and after, and what it declines."""
+    from rewriter.pipeline.catalogue import page
+    from rewriter.pipeline.text import find
+
+    echo(*page(find(name, where="passes show")).rstrip().split("\n"))
+
+
+@presets.command("show", cls=Command)
+def _show_preset(
+    name: Annotated[
+        str, typer.Argument(help="As `rewriter presets` lists it.", autocompletion=completer(KEYS["preset"]))
+    ],
+) -> None:
+    """Show the pipeline of a preset, its defaults, and when to use it."""
+    from rewriter.pipeline.catalogue import preset_page
+    from rewriter.pipeline.presets import preset_named
+
+    echo(*preset_page(preset_named(name)).split("\n"))

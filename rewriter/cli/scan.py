@@ -80,7 +80,7 @@ def _scanned(
     models: Sequence[Path], resolved: ResolvedOptions, *, quiet: bool, several: bool
 ) -> tuple[list[ScanResult], list[RewriterError]]:
     """The results, and the errors of models that cannot be scanned; of several, those stop nothing."""
-    from rewriter.hooks.precommit import data_beside
+    from rewriter.hooks.fixing import data_beside
     from rewriter.jobs.scan import scan as job
     from rewriter.report.progress import progress
 

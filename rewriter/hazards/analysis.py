@@ -13,8 +13,16 @@ from onnx import NodeProto, TensorProto
 from rewriter.base.errors import SEVERITIES, Severity
 from rewriter.ir.float_graph import FloatGraph
 from rewriter.ir.model import Array
-from rewriter.ir.plan import HEADROOM, Epilogues, InputsOutputs, NormHazard, Precision, Range, io_type
-from rewriter.ir.plan.node_patterns import NodePatterns
+from rewriter.ir.plan import (
+    HEADROOM,
+    Epilogues,
+    InputsOutputs,
+    NodePatterns,
+    NormHazard,
+    Precision,
+    Range,
+    io_type,
+)
 from rewriter.ir.reading import own_table
 from rewriter.target import Target
 

@@ -10,8 +10,7 @@ from rewriter.hazards.magnitude import FP16_MIN_NORMAL
 from rewriter.ir.graph import attribute, casts_to, display_name
 from rewriter.ir.graph.ops import QUANTISING, SAME_VALUES
 from rewriter.ir.model.schemas import READS_BITS, SHORT_NAMES
-from rewriter.ir.plan import plugin_types
-from rewriter.ir.plan.node_patterns import NodePatterns
+from rewriter.ir.plan import NodePatterns, plugin_types
 from rewriter.target.operators import refused_in_type
 
 NO_LOWER_TYPE = frozenset({"no-lower-type", "no-schema", "unknown-type"})

@@ -1,5 +1,5 @@
 """Hooks for training code: fix a model right after its export from PyTorch and the libraries around it.
 
-`torch`, `lightning`, `ultralytics` and `optimum` are the hooks; all go through `fixing`. `precommit` serves
-committed models. `import rewriter` loads none of them.
+`torch`, `lightning`, `ultralytics` and `optimum` are the hooks; all go through `fixing`, which serves
+committed models, too. `import rewriter` loads none of them.
 """

@@ -5,7 +5,7 @@ from rewriter.base.stopwatch import Progress, silent
 from rewriter.runtime.engines import probing, this_machine
 from rewriter.runtime.engines.probing import measured, remember
 from rewriter.runtime.engines.this_machine import AUTO, ENGINES
-from rewriter.target.answers import Answers, recorded
+from rewriter.target.probes import Answers, recorded
 from rewriter.target.quirks import every_probe
 
 

@@ -4,77 +4,29 @@
 """
 
 from collections.abc import Mapping
+from importlib import import_module
 
 from rewriter.passes.base import Pass
-from rewriter.passes.clamp_constants import ClampConstants
-from rewriter.passes.clean_casts import CleanCasts
-from rewriter.passes.convtranspose_to_depth_to_space import ConvtransposeToDepthToSpace
-from rewriter.passes.decompose_dot_products import DecomposeDotProducts
-from rewriter.passes.decompose_einsum import DecomposeEinsum
-from rewriter.passes.decompose_group_norm import DecomposeGroupNorm
-from rewriter.passes.decompose_operators import DecomposeOperators
-from rewriter.passes.demote_float64 import DemoteFloat64
-from rewriter.passes.drop_round_trips import DropRoundTrips
-from rewriter.passes.fold_quantized_bias import FoldQuantizedBias
-from rewriter.passes.fold_strides import FoldStrides
-from rewriter.passes.fuse_layer_norm import FuseLayerNorm
-from rewriter.passes.fuse_softmax import FuseSoftmax
-from rewriter.passes.inline_functions import InlineFunctions
-from rewriter.passes.isolate_clip import IsolateClip
-from rewriter.passes.keep_epilogues import KeepEpilogues
-from rewriter.passes.merge_branches import MergeBranches
-from rewriter.passes.merge_conv_groups import MergeConvGroups
-from rewriter.passes.merge_projections import MergeProjections
-from rewriter.passes.mixed_precision import MixedPrecision
-from rewriter.passes.pad_channels import PadChannels
-from rewriter.passes.pool_before_mean import PoolBeforeMean
-from rewriter.passes.postpone_resize import PostponeResize
-from rewriter.passes.rescale import Rescale
-from rewriter.passes.scale_query import ScaleQuery
-from rewriter.passes.simplify import Simplify
-from rewriter.passes.unfold_patches import UnfoldPatches
-from rewriter.passes.unfold_pooling import UnfoldPooling
-from rewriter.passes.upgrade_opset import UpgradeOpset
-from rewriter.passes.work_around_convs import WorkAroundConvs
 
-PURPOSES: Mapping[str, tuple[type[Pass], ...]] = {
-    "Cleans up the graphs of exporters": (
-        InlineFunctions,
-        UpgradeOpset,
-        Simplify,
-        CleanCasts,
-        DecomposeEinsum,
-        FuseSoftmax,
-    ),
-    "Repairs models that do not build or give wrong results": (
-        DecomposeOperators,
-        DemoteFloat64,
-        FoldQuantizedBias,
-        FuseLayerNorm,
-        ScaleQuery,
-        ClampConstants,
-        IsolateClip,
-        WorkAroundConvs,
-        DropRoundTrips,
-        Rescale,
-        DecomposeDotProducts,
-        KeepEpilogues,
-    ),
-    "Speeds up": (
-        MergeBranches,
-        DecomposeGroupNorm,
-        PadChannels,
-        UnfoldPatches,
-        UnfoldPooling,
-        PoolBeforeMean,
-        ConvtransposeToDepthToSpace,
-        FoldStrides,
-        MergeConvGroups,
-        PostponeResize,
-        MergeProjections,
-        MixedPrecision,
-    ),
+PURPOSES: Mapping[str, str] = {
+    "Cleans up the graphs of exporters": """
+        inline-functions upgrade-opset simplify clean-casts decompose-einsum fuse-softmax""",
+    "Repairs models that do not build or give wrong results": """
+        decompose-operators demote-float64 fold-quantized-bias fuse-layer-norm scale-query clamp-constants
+        isolate-clip work-around-convs drop-round-trips rescale decompose-dot-products keep-epilogues""",
+    "Speeds up": """
+        merge-branches decompose-group-norm pad-channels unfold-patches unfold-pooling pool-before-mean
+        convtranspose-to-depth-to-space fold-strides merge-conv-groups postpone-resize merge-projections
+        mixed-precision""",
 }
 """All our passes by what they are for, in an order that reads well."""
 
-ALL: tuple[type[Pass], ...] = tuple(kind for kinds in PURPOSES.values() for kind in kinds)
+
+def _pass(name: str) -> type[Pass]:
+    """The pass of a name: its file and its class are named after it."""
+    module = import_module(f"{__name__}.{name.replace('-', '_')}")
+    kind: type[Pass] = getattr(module, name.title().replace("-", ""))
+    return kind
+
+
+ALL: tuple[type[Pass], ...] = tuple(map(_pass, " ".join(PURPOSES.values()).split()))

@@ -1,5 +1,6 @@
 """Defines a pass: a frozen dataclass whose fields are its options, and the events that it reports."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,8 +12,7 @@ from onnx import NodeProto
 from rewriter.ir.graph import GraphEditor, display_name
 from rewriter.ir.graph.weights import ChannelKey
 from rewriter.ir.model import Array, Model
-from rewriter.ir.plan import Plan, Precision, Range
-from rewriter.ir.plan.node_patterns import NodePatterns
+from rewriter.ir.plan import NodePatterns, Plan, Precision, Range
 from rewriter.target import Target
 
 
@@ -128,7 +128,9 @@ class Pass(ABC):
     weights, which TensorRT then cannot refit by their names.
     """
 
-    name: ClassVar[str]  # as in a pipeline's text: `fuse-layer-norm`
+    name: ClassVar[
+        str
+    ]  # as in a pipeline's text: `fuse-layer-norm` for a class FuseLayerNorm without its own
     exactness: ClassVar[Exactness] = EXACT  # the tests and `fix` hold it to that
     example: ClassVar[str]
     example_options: ClassVar[Mapping[str, Any]] = {}
@@ -138,6 +140,10 @@ class Pass(ABC):
     keeps_signature: ClassVar[bool] = True  # False: it changes types of inputs or outputs
     stands_alone: ClassVar[bool] = False  # True for a pass that no preset runs: users name it
     refittable: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        if "name" not in vars(cls):
+            cls.name = re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
 
 
 class GraphPass(Pass):

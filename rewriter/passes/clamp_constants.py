@@ -43,7 +43,6 @@ class ClampConstants(GraphPass):
         - a constant with NaN, with huge values of both signs, or beside other large values
     """
 
-    name = "clamp-constants"
     exactness = Exactness(
         0.0, "exp(x) is 0 in FP32 below -103.98, half of the smallest subnormal number 2^-149 (IEEE 754)"
     )

@@ -32,7 +32,6 @@ class CleanCasts(GraphPass):
         - a constant with values that the new type cannot hold
     """
 
-    name = "clean-casts"
     example = """
          g (float16[2,3] x) => (float16[2,3] y) {
         -    wide = Cast<to = 1>(x)

@@ -11,7 +11,7 @@ from rewriter.ir.graph import GraphEditor, attribute, display_name
 from rewriter.ir.graph.match import optional_input
 from rewriter.ir.graph.weights import NewWeights, Replacement, layout_obstacle
 from rewriter.ir.model import Array
-from rewriter.ir.plan.node_patterns import NodePatterns
+from rewriter.ir.plan import NodePatterns
 from rewriter.passes.algorithms.windows import Windows, pads_of, reason_against_product, windows_of
 from rewriter.passes.base import Change, Context, Event, Exactness, Requires, WeightPass, refused
 
@@ -55,7 +55,6 @@ class ConvtransposeToDepthToSpace(WeightPass):
 
     depth: int = 256
 
-    name = "convtranspose-to-depth-to-space"
     requires = Requires(opset=11)  # from there on DepthToSpace has a mode
     exactness = Exactness(1e-5, "ONNX Runtime orders the same sums differently")
     example = """

@@ -34,7 +34,6 @@ class DecomposeDotProducts(WeightPass):
         - a Gemm that scales (alpha, beta) or transposes its input (transA)
     """
 
-    name = "decompose-dot-products"
     requires = Requires(opset=13)  # from there on ReduceSum takes its axes as an input
     exactness = Exactness(1e-5, "ONNX Runtime adds the same products in another order")
     example = """

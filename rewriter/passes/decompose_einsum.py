@@ -52,7 +52,6 @@ class DecomposeEinsum(GraphPass):
         - axes to be merged, if more than one has an unknown size
     """
 
-    name = "decompose-einsum"
     exactness = Exactness(1e-6, "FP32 sums in another order: some ulps")
     example = """
          g (float[1,4,2,8] q, float[1,6,2,8] k) => (float[1,2,4,6] s) {

@@ -40,7 +40,6 @@ class DecomposeGroupNorm(GraphPass):
         - rows, and the operator, of unknown size
     """
 
-    name = "decompose-group-norm"
     largest: int = 2**20
     requires = Requires(opset=17)
     exactness = Exactness(1e-5, "sums of FP32 in another order")

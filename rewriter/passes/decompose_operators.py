@@ -39,7 +39,6 @@ class DecomposeOperators(ModelPass):
         - a DFT of unknown length or more than 2048 points, and a one-sided one of complex numbers
     """
 
-    name = "decompose-operators"
     requires = Requires(opset=17)
     exactness = Exactness(1e-5, "FP32 sums in another order, and ONNX Runtime's own Tanh")
     example = """

@@ -41,7 +41,6 @@ class DemoteFloat64(ModelPass):
           too: beyond 3.4e38, below 1e-45, or an integer above 2^24 that would change
     """
 
-    name = "demote-float64"
     exactness = Exactness(
         1e-5, "float32 has 24 bits, 6e-8 for each operation; the sum over a deep network is below 1e-5"
     )

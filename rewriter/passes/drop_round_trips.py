@@ -26,7 +26,6 @@ class DropRoundTrips(GraphPass):
         - a result that is a graph output and whose producer is not in this graph
     """
 
-    name = "drop-round-trips"
     exactness = Exactness(5e-3, "as mixed-precision, since it removes roundings to FP16")
     example = """
          g (float[2,3] x, float[3,4] w, float[4] b) => (float[2,4] y) {

@@ -27,7 +27,6 @@ class FoldQuantizedBias(GraphPass):
         - a scale that does not fit the axis, such as one of blocks
     """
 
-    name = "fold-quantized-bias"
     refittable = False
     example = """
          g (float[1,2,4,4] x, float[3,2,1,1] w) => (float[1,3,4,4] y)

@@ -50,7 +50,6 @@ class FoldStrides(WeightPass):
 
     window: int = LEAST_WINDOW
 
-    name = "fold-strides"
     requires = Requires(opset=7)  # from there on Add broadcasts a row
     exactness = Exactness(
         1e-5, "ONNX Runtime orders the same sums differently: 7.4e-7 measured on a SegFormer"

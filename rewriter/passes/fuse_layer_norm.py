@@ -31,7 +31,6 @@ class FuseLayerNorm(GraphPass):
         - a residual Add or a Mul by a computed modulation after the norm: they stay after the operator
     """
 
-    name = "fuse-layer-norm"
     requires = Requires(opset=17)  # from there on it has LayerNormalization
     exactness = Exactness(
         1e-4,

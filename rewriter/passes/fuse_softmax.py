@@ -42,7 +42,6 @@ class FuseSoftmax(GraphPass):
         - statistics that are expanded beyond the input, or rounded inside
     """
 
-    name = "fuse-softmax"
     requires = Requires(opset=13)  # before, Softmax flattened all axes from `axis` on
     exactness = Exactness(1e-5, "FP32 sums in another order, and exp(x - max) for exp(x): some ulps")
     example = """

@@ -29,7 +29,6 @@ class InlineFunctions(ModelPass):
         - models that are invalid with the bodies in place, such as a call with too few inputs
     """
 
-    name = "inline-functions"
     example = """
         -<ir_version: 8, opset_import: ["" : 17, "local" : 1]>
         +<ir_version: 8, opset_import: ["" : 17]>

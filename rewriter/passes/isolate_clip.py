@@ -32,7 +32,6 @@ class IsolateClip(GraphPass):
         - a Clip without bounds
     """
 
-    name = "isolate-clip"
     example = """
          g (float[1,3,8,8] x, float[4,3,3,3] w) => (float[1,4,6,6] y)
          <float low = {0.0}, float high = {6.0}> {

@@ -45,7 +45,6 @@ class KeepEpilogues(GraphPass):
 
     of: Literal["products", "series"] = "products"
 
-    name = "keep-epilogues"
     requires = Requires(opset=13)  # from there on Unsqueeze takes its axes as an input
     example = """
          g (float[2,4] x, float[2,3] r) => (float[2,3] y)

@@ -11,7 +11,7 @@ from rewriter.ir.graph import GraphEditor, attribute, display_name, is_op, is_qu
 from rewriter.ir.graph.match import optional_input, produced
 from rewriter.ir.graph.weights import NewWeights, Replacement, layout_obstacle
 from rewriter.ir.model import Array
-from rewriter.ir.plan.node_patterns import NodePatterns
+from rewriter.ir.plan import NodePatterns
 from rewriter.passes.algorithms.windows import Windows, pads_of, windows_of
 from rewriter.passes.base import Change, Context, Event, Exactness, Refusal, WeightPass, refused
 
@@ -46,7 +46,6 @@ class MergeBranches(WeightPass):
         - weights whose sum their type cannot hold
     """
 
-    name = "merge-branches"
     exactness = Exactness(
         1e-5, "ONNX Runtime sums the same products in another order: 2.3e-6 measured on an RT-DETR's logits"
     )

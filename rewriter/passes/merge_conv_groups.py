@@ -47,7 +47,6 @@ class MergeConvGroups(WeightPass):
     width: int = 48
     step: int = 16
 
-    name = "merge-conv-groups"
     requires = Requires(precisions=frozenset({"fp16"}))  # in TF32 more than 8 channels lose by it
     exactness = Exactness(1e-6, "ONNX Runtime may order sums with more zeros differently")
     example_options: ClassVar[Mapping[str, Any]] = {"width": 4, "step": 4}

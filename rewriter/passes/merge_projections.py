@@ -15,7 +15,7 @@ from rewriter.ir.graph.weights import NewWeights, Replacement, gemm_obstacle, is
 from rewriter.ir.model import Array
 from rewriter.ir.model.schemas import NUMPY_TYPES
 from rewriter.ir.model.tensors import Shape
-from rewriter.ir.plan.node_patterns import NodePatterns
+from rewriter.ir.plan import NodePatterns
 from rewriter.passes.base import Change, Context, Event, Exactness, Refusal, Requires, WeightPass, refused
 
 RANK = 4
@@ -62,7 +62,6 @@ class MergeProjections(WeightPass):
 
     longest: int = 0
 
-    name = "merge-projections"
     requires = Requires(opset=13)  # from there on Split takes its sizes as an input
     exactness = Exactness(
         1e-5, "ONNX Runtime may order the same sums differently: 6.5e-7 measured on a UNet, 0 on nine others"

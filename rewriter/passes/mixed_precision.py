@@ -38,7 +38,6 @@ class MixedPrecision(ModelPass):
         - a model whose tensors all have their planned types already
     """
 
-    name = "mixed-precision"
     epilogues: Epilogues = "none"
     rounding: Literal["nearest", "unbiased"] = "nearest"
     exactness = Exactness(5e-3, "FP16 has 11 bits; the error of well-conditioned networks is about 1e-3")

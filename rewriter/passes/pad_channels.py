@@ -19,7 +19,7 @@ from rewriter.ir.graph.weights import NewWeights, layout_obstacle
 from rewriter.ir.model import STANDARD_DOMAINS, Array
 from rewriter.ir.model.graphs import reads
 from rewriter.ir.model.tensors import TensorFacts
-from rewriter.ir.plan.node_patterns import NodePatterns
+from rewriter.ir.plan import NodePatterns
 from rewriter.passes.algorithms.windows import windows_of
 from rewriter.passes.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires
 
@@ -69,7 +69,6 @@ class PadChannels(GraphPass):
     least: int = 32
     largest: int = 2**20
 
-    name = "pad-channels"
     refittable = False
     requires = Requires(precisions=frozenset({"fp16", "bf16"}))  # in TF32 an HRNet lost 14 % by it
     exactness = Exactness(1e-5, "ONNX Runtime may add the same products in another order, with more zeros")

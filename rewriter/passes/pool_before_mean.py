@@ -39,7 +39,6 @@ class PoolBeforeMean(GraphPass):
 
     least: int = LEAST_ELEMENTS
 
-    name = "pool-before-mean"
     requires = Requires(opset=7)
     exactness = Exactness(1e-6, "ONNX Runtime orders the same sums differently")
     example = """

@@ -14,7 +14,7 @@ from rewriter.ir.graph.ops import RESIZES
 from rewriter.ir.graph.weights import Replacement, layout_obstacle
 from rewriter.ir.model import Array
 from rewriter.ir.model.tensors import Shape
-from rewriter.ir.plan.node_patterns import NodePatterns
+from rewriter.ir.plan import NodePatterns
 from rewriter.passes.base import Change, Context, Event, Exactness, WeightPass, refused
 from rewriter.target.costs import KERNEL_US, PRODUCTS_PER_US, TYPICAL
 
@@ -57,7 +57,6 @@ class PostponeResize(WeightPass):
         - weights that are computed
     """
 
-    name = "postpone-resize"
     exactness = Exactness(
         1e-5,
         "another order of sums, a mean of sums instead of a sum of means: 4.4e-7 measured on a SegFormer",

@@ -36,7 +36,6 @@ class ScaleQuery(GraphPass):
         - a scale that may add axes to the score
     """
 
-    name = "scale-query"
     exactness = Exactness(
         1e-5,
         "one rounding of 2^-24 moves from the score to Q: relative to |Q||K| the score moves by 2^-23 "

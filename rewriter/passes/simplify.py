@@ -82,7 +82,6 @@ class Simplify(ModelPass):
         - a model that onnxsim cannot read, or on which it crashes or takes over a minute
     """
 
-    name = "simplify"
     refittable = False
     exactness = Exactness(
         1e-5, "folded BatchNormalization and Einsum round differently: 9e-7 measured on RT-DETR R101"

@@ -11,7 +11,7 @@ from rewriter.ir.graph import GraphEditor, attribute, display_name, is_op
 from rewriter.ir.graph.match import optional_input
 from rewriter.ir.graph.weights import NewWeights, Replacement
 from rewriter.ir.model.tensors import Shape
-from rewriter.ir.plan.node_patterns import NodePatterns
+from rewriter.ir.plan import NodePatterns
 from rewriter.passes.algorithms.windows import IMAGE_CHANNELS, Windows, reason_against, windows_of
 from rewriter.passes.base import Change, Context, Event, Exactness, Requires, WeightPass, refused
 
@@ -58,7 +58,6 @@ class UnfoldPatches(WeightPass):
     channels: int = IMAGE_CHANNELS
     depth: int = 0
 
-    name = "unfold-patches"
     requires = Requires(opset=7)  # from there on Add broadcasts a row
     exactness = Exactness(
         1e-5, "ONNX Runtime orders the same sums differently: 7.2e-7 measured on a SegFormer, 6.1e-7 on a ViT"

@@ -7,7 +7,7 @@ from onnx import NodeProto
 
 from rewriter.ir.graph import GraphEditor, attribute, display_name, is_op
 from rewriter.ir.graph.weights import Replacement
-from rewriter.ir.plan.node_patterns import NodePatterns
+from rewriter.ir.plan import NodePatterns
 from rewriter.passes.base import Change, Context, Event, Exactness, GraphPass, Requires, refused
 
 AXES = (3, 5)
@@ -29,7 +29,6 @@ class UnfoldPooling(GraphPass):
         - padding, dilation, and ceil_mode where the windows leave a remainder
     """
 
-    name = "unfold-pooling"
     requires = Requires(opset=10)  # from there on Slice takes inputs
     exactness = Exactness(1e-6, "ONNX Runtime orders the same sums differently")
     example = """

@@ -34,7 +34,6 @@ class UpgradeOpset(ModelPass):
         - a model above the requested operator set
     """
 
-    name = "upgrade-opset"
     exactness = Exactness(
         1e-6, "bit-equal up to opset 18; ONNX Runtime's AveragePool 19 sums in another order (one ulp)"
     )

@@ -27,7 +27,6 @@ class WorkAroundConvs(GraphPass):
     results it acts for releases with the defect.
     """
 
-    name = "work-around-convs"
     example = """
          g (float[1,4,2,2] x, float[4,4,1,1] w, float[2,2] k) => (float[1,2,4,2] y)
         -<int64[4] heads = {1, 2, 2, 4}> {

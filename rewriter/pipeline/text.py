@@ -124,9 +124,6 @@ def _given(entry: Any) -> Pass:
     if not isinstance(entry, (GraphPass, ModelPass)):
         hint = "give names, or objects of classes derived from GraphPass or ModelPass of rewriter.passes.base"
         raise UsageError(f"it is no pass: {entry!r}", option="passes", hint=hint)
-    if not isinstance(getattr(entry, "name", None), str):
-        where, hint = f"{type(entry).__name__}()", 'give its class a name: name = "my-pass"'
-        raise UsageError("the pass has no name", option="passes", where=where, hint=hint)
     try:
         hash(entry)
     except TypeError as error:

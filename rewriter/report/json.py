@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rewriter.base.text import one_line
-from rewriter.ir.model.writing import UNENCODABLE
+from rewriter.ir.model.files import UNENCODABLE
 from rewriter.runtime.inputs.samples import DataSource
 
 SCHEMA_VERSION = 1

@@ -9,8 +9,7 @@ from rewriter.base.text import count
 from rewriter.report.tables import Cell, Kind, Table
 from rewriter.report.terminal import MORE, printed
 from rewriter.target import Target
-from rewriter.target.answers import Answers, plain_fields
-from rewriter.target.probes import UNKNOWN, Answer
+from rewriter.target.probes import UNKNOWN, Answer, Answers, plain_fields
 from rewriter.target.quirks import every_probe
 
 

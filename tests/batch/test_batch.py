@@ -20,8 +20,7 @@ from typer.testing import CliRunner, Result
 
 from rewriter import cli
 from rewriter.batch.machine import Process
-from rewriter.batch.models import Entry
-from rewriter.batch.state import Outcome
+from rewriter.batch.models import Entry, Outcome
 from rewriter.batch.summary import Summary, print_summary
 from rewriter.ir.model import save
 

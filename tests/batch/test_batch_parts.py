@@ -14,8 +14,7 @@ from graphs import graph, with_weights
 from rewriter.base.errors import UsageError
 from rewriter.batch import models
 from rewriter.batch.cluster import Cluster, pack, run_task, unpack
-from rewriter.batch.models import Entry
-from rewriter.batch.state import key_of, model_files
+from rewriter.batch.models import Entry, key_of, model_files
 from rewriter.ir.model import save
 from rewriter.pipeline.config import Configuration
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from rewriter import cli
 from rewriter.batch import models
+from rewriter.ir.model.files import publish
 from rewriter.ir.model.output_files import OWNER, work_folder
-from rewriter.ir.model.writing import publish
 
 QUICK = ("--jobs=1", "--passes=clean-casts", "--precision=fp32", "--no-verify")
 STATE = "net.onnx.batch.json"

@@ -13,7 +13,7 @@ from typer.testing import Result
 
 import rewriter
 from rewriter.ir.model import load, save
-from rewriter.passes.algorithms.rescaling.apply import EXPONENTS, between, record, recorded
+from rewriter.passes.rescale import EXPONENTS, between, record, recorded
 
 TWO = "g (float[n,4] x) => (float[n,4] y) { a = Tanh(x) y = Add(a, x) }"
 

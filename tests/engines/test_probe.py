@@ -27,8 +27,7 @@ from rewriter.runtime.engines.nvidia_driver import Gpu
 from rewriter.runtime.engines.probing import ask, remember
 from rewriter.runtime.ranges import measure as measure_ranges
 from rewriter.target import Target
-from rewriter.target.answers import Answers, recorded
-from rewriter.target.probes import UNKNOWN, Answer, Case, Probe
+from rewriter.target.probes import UNKNOWN, Answer, Answers, Case, Probe, recorded
 from rewriter.target.quirks import every_probe
 
 PROBES = every_probe()

@@ -17,7 +17,7 @@ from nightly import NIGHTLY
 from paths import ROOT
 from typer.testing import CliRunner
 
-from rewriter.batch.state import Ending
+from rewriter.batch.models import Ending
 from rewriter.cli import app
 from rewriter.ir.model import save
 

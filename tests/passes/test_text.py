@@ -33,7 +33,7 @@ import pytest
 from graphs import apply, run
 
 from rewriter.ir.model import Array, Model, load
-from rewriter.ir.plan.node_patterns import NodePatterns
+from rewriter.ir.plan import NodePatterns
 from rewriter.passes.base import Context, Exactness, Pass
 from rewriter.pipeline.text import parse
 from rewriter.target import Target

@@ -70,7 +70,7 @@ def test_a_job_reads_each_of_its_options(
 
 COMMANDS = [
     pytest.param(FixCommand, FixOptions, ["cli/fix.py"], id="fix"),
-    pytest.param(BatchCommand, FixOptions, ["cli/batch.py"], id="batch"),
+    pytest.param(BatchCommand, FixOptions, ["cli/fix.py"], id="batch"),
     pytest.param(ScanCommand, ScanOptions, ["cli/scan.py"], id="scan"),
     pytest.param(CompareCommand, None, ["cli/compare.py"], id="compare-inputs"),
     pytest.param(LocateOptions, None, ["cli/compare.py", "jobs/locate.py"], id="locate"),

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rewriter.batch.models import Entry
-from rewriter.batch.state import Outcome
+from rewriter.batch.models import Entry, Outcome
 from rewriter.batch.summary import Summary, as_page
 from rewriter.jobs.closed_loop.result import LoopResult, OtherWord, OutputError, Repair, Stream
 from rewriter.report import pipeline

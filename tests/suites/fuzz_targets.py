@@ -16,7 +16,7 @@ from rewriter.pipeline import config
 from rewriter.pipeline import text as pipeline
 from rewriter.pipeline.presets import PRESETS
 from rewriter.report.html import html_of_saved
-from rewriter.target import answers
+from rewriter.target import probes
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def _manifest(data: bytes) -> None:
 def _answers(data: bytes) -> None:
     with tempfile.TemporaryDirectory(prefix="rewriter-fuzz-") as folder:
         (path := Path(folder) / "a.json").write_bytes(data)
-        answers.read(path)
+        probes.read(path)
 
 
 def _configuration(data: bytes) -> None:
@@ -105,7 +105,7 @@ TARGETS: Mapping[str, FuzzTarget] = {
     "pipeline": FuzzTarget(_pipeline, tuple(preset.pipeline.encode() for preset in PRESETS.values())),
     "report": FuzzTarget(_report, (_REPORT,)),
     "manifest": FuzzTarget(_manifest, (_MANIFEST,)),
-    "answers": FuzzTarget(_answers, (next(answers.RECORDED.glob("*.json")).read_bytes(),)),
+    "answers": FuzzTarget(_answers, (next(probes.RECORDED.glob("*.json")).read_bytes(),)),
     "configuration": FuzzTarget(_configuration, (_CONFIGURATION,)),
 }
 """By name; models have tests/corruption.py."""

@@ -6,11 +6,18 @@ and one of 10 GB, and files with external data are mapped, not read.
 """
 
 from rewriter.ir.model.external_data import data_files
+from rewriter.ir.model.files import (
+    check,
+    check_model_output,
+    load,
+    save,
+    set_metadata,
+    write_json,
+    write_text,
+)
 from rewriter.ir.model.graphs import STANDARD_DOMAINS, holds_graphs, replace_items, walk_graphs, walk_nodes
 from rewriter.ir.model.model import Model
-from rewriter.ir.model.reading import check, load
 from rewriter.ir.model.tensors import DETACH_BYTES, Array, Port, Signature
-from rewriter.ir.model.writing import check_model_output, save, set_metadata, write_json, write_text
 
 __all__ = [
     "DETACH_BYTES",

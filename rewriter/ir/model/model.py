@@ -14,7 +14,6 @@ from onnx import numpy_helper
 
 from rewriter.base.errors import ModelError
 from rewriter.base.text import article
-from rewriter.ir.model.facts import contradiction, examine
 from rewriter.ir.model.graphs import (
     STANDARD_DOMAINS,
     UNKNOWN_DOMAIN,
@@ -31,6 +30,8 @@ from rewriter.ir.model.tensors import (
     Facts,
     Signature,
     attach,
+    contradiction,
+    examine,
     frozen,
     mark_detached,
     port_of,

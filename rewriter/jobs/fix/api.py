@@ -9,8 +9,7 @@ from rewriter.base.errors import UsageError
 from rewriter.base.stopwatch import Progress, silent
 from rewriter.hazards.analysis import LOW_TYPES, PrecisionRequest
 from rewriter.hazards.user_rules import rules_of_the_user
-from rewriter.ir.plan import InputsOutputs, Plan, Precision
-from rewriter.ir.plan.node_patterns import NodePatterns
+from rewriter.ir.plan import InputsOutputs, NodePatterns, Plan, Precision
 from rewriter.ir.plan.plan_file import given_plan
 from rewriter.jobs.fix.job import Candidate, FixJob
 from rewriter.jobs.fix.links import io_of_model, type_of_links

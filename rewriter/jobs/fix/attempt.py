@@ -14,8 +14,7 @@ from rewriter.hazards.planning import free_fp32
 from rewriter.hazards.planning.planner import extend_plan, fit, kept_by_user, make_plan, unscaled_overflows
 from rewriter.ir.graph import display_name
 from rewriter.ir.model import Model, walk_graphs, walk_nodes
-from rewriter.ir.plan import SEARCHED, Plan, Range, node_key
-from rewriter.ir.plan.node_patterns import NodePatterns
+from rewriter.ir.plan import SEARCHED, NodePatterns, Plan, Range, node_key
 from rewriter.jobs.fix.job import Candidate
 from rewriter.jobs.fix.refusals import near_names
 from rewriter.jobs.fix.repair_facts import RepairFacts, folded_statistics, fused_norms, repaired_defects

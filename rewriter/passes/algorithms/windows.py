@@ -6,7 +6,7 @@ from onnx import NodeProto
 
 from rewriter.ir.graph import GraphEditor, attribute, is_op, is_quantised
 from rewriter.ir.graph.weights import layout_obstacle
-from rewriter.ir.plan.node_patterns import NodePatterns
+from rewriter.ir.plan import NodePatterns
 
 IMAGE_CHANNELS = 4
 """Most channels of an image: grey, RGB, RGBA; a latent of Stable Diffusion has as many. TensorRT-RTX pads

@@ -22,8 +22,7 @@ from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Ti
 from rewriter.runtime.engines.tensor_files import write_samples
 from rewriter.runtime.metrics.pairwise_error import Pair
 from rewriter.target import Target
-from rewriter.target.answers import Answers, plain_fields, read, recorded
-from rewriter.target.probes import Case, Probe
+from rewriter.target.probes import Answers, Case, Probe, plain_fields, read, recorded
 
 LIMIT_S = 120.0
 """Deadline of a build, and of a run: each needs a few seconds, most of them to start its process."""

@@ -21,7 +21,7 @@ from rewriter.base.errors import EngineError, UsageError
 from rewriter.base.stopwatch import LASTING, Progress
 from rewriter.ir.model import Array, Model, save
 from rewriter.ir.model.output_files import work_folder
-from rewriter.passes.algorithms.rescaling.apply import between
+from rewriter.passes.rescale import between
 from rewriter.runtime.emulation import Accumulation, emulation, reference
 from rewriter.runtime.emulation.divergence import diverge
 from rewriter.runtime.engines.measure import measure

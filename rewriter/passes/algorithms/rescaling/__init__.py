@@ -5,5 +5,6 @@ results are bit-equal as long as nothing leaves FP32's normal range: docs/rescal
 
 1. `exponents`: the linear equations that operators impose on exponents k, solved: each is a sum of free ones.
 2. `choice`: bounds and costs of every exponent, from measured ranges and constants, and the free ones chosen.
-3. `apply`: multiplies constants and epsilons, and notes the exponents in the model's metadata.
+
+The pass `rescale` multiplies constants and epsilons, and notes the exponents in the model's metadata.
 """
