@@ -1,19 +1,19 @@
 """postpone-resize: moves a pointwise Conv before the Resize that enlarges its input."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 from onnx import NodeProto
 
+from rewriter.base.text import count
 from rewriter.ir.graph import GraphEditor, attribute, display_name, is_op, is_quantised
 from rewriter.ir.graph.match import optional_input, produced
 from rewriter.ir.graph.ops import RESIZES
 from rewriter.ir.graph.weights import Replacement, layout_obstacle
 from rewriter.ir.model import Array
-from rewriter.ir.model.tensors import Shape
 from rewriter.ir.plan import NodePatterns
 from rewriter.passes.base import Change, Context, Event, Exactness, WeightPass, refused
 from rewriter.target.costs import KERNEL_US, PRODUCTS_PER_US, TYPICAL
@@ -81,14 +81,12 @@ class PostponeResize(WeightPass):
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         for conv in graph.nodes:
             parts = _parts(graph, conv, context.kept) if _is_pointwise(graph, conv) else ()
-            reasons = [part.reason for part in parts if part.reason]
-            done = any(part.resize for part in parts)
-            if not done and not reasons:
-                continue
-            reason = _reason_against(graph, conv, context.kept) or (None if done else reasons[0])
-            reason = reason or _loss(graph, conv, parts, self.work)
-            postponing = _Postponing(graph, conv, parts=parts)
-            yield refused(conv, "it stays after the Resize", reason) or postponing.write()
+            late, stays = any(p.resize for p in parts), next((p.reason for p in parts if p.reason), None)
+            if late or stays:
+                reason = _reason_against(graph, conv, context.kept) or (None if late else stays)
+                reason = reason or _loss(graph, conv, parts, self.work)
+                postponing = _Postponing(graph, conv, parts=parts)
+                yield refused(conv, "it stays after the Resize", reason) or postponing.write()
 
 
 @dataclass(frozen=True)
@@ -120,12 +118,10 @@ def _parts(graph: GraphEditor, conv: NodeProto, kept: NodePatterns) -> list[_Par
             return []
         tensors = list(source.input)
     parts: list[_Part] = []
-    first, out = 0, _channels(graph, conv.input[1], axis=0)
+    first, (out, *_) = 0, graph.sizes(conv.input[1]) or (0,)
     for tensor in tensors:
-        count = _channels(graph, tensor)
-        if out is None:
-            return []
-        if count is None:
+        count = graph.size(tensor, 1)
+        if not isinstance(count, int):
             reason = f"the number of channels of {tensor} is unknown"
             resized = any(produced(graph, operand, *RESIZES) for operand in tensors)
             return [_Part(tensor, 0, 0, reason=reason)] if resized else []
@@ -134,61 +130,47 @@ def _parts(graph: GraphEditor, conv: NodeProto, kept: NodePatterns) -> list[_Par
     return parts
 
 
-def _channels(graph: GraphEditor, tensor: str, axis: int = 1) -> int | None:
-    shape = graph.shape(tensor)
-    size = shape[axis] if shape is not None and len(shape) > axis else None
-    return size if isinstance(size, int) else None
-
-
 def _part(graph: GraphEditor, part: _Part, out: int, kept: NodePatterns) -> _Part:
     """Returns the part with the Resize that writes it, or with the reason why that stays."""
     resize = produced(graph, part.tensor, *RESIZES)
     if resize is None:
         return part
-    reason = _unknown_mean(graph, resize)
-    scales = None if reason else _scales(graph, resize)
-    if scales is None:
-        return replace(part, reason=reason)
+    name, scales, mode = display_name(resize), _scales(graph, resize), _unknown_mean(resize)
+    if mode or scales is None:
+        return replace(part, reason=f"{name} {mode}" if mode else f"how much {name} enlarges is not known")
     growth, request = math.prod(scales), next(kept.requests(resize), None)
     if min(scales) < 1 or scales[:2] != (1.0, 1.0) or (growth == 1 and request):
         return part
     if growth == 1:
         return replace(part, tensor=resize.input[0])
-    kept_by = f"{display_name(resize)} is kept in FP32 by {request}" if request is not None else None
-    if reason := kept_by or _reason_to_stay(graph, resize, part.count, out):
-        return replace(part, reason=reason)
-    return replace(part, tensor=resize.input[0], resize=resize, growth=growth)
-
-
-def _reason_to_stay(graph: GraphEditor, resize: NodeProto, count: int, out: int) -> str | None:
+    if request is not None:
+        return replace(part, reason=f"{name} is kept in FP32 by {request}")
     if graph.only_consumer(resize.output[0]) is None:
-        return f"the result of {display_name(resize)} has other consumers"
-    if count < out:
-        return f"{display_name(resize)} would enlarge {out} channels instead of {count}"
+        return replace(part, reason=f"the result of {name} has other consumers")
+    if part.count < out:
+        return replace(part, reason=f"{name} would enlarge {out} channels instead of {part.count}")
     if _inputs_for(graph, resize, out) is None:
-        return f"the sizes of {display_name(resize)} are for an unknown batch"
-    return None
+        return replace(part, reason=f"the sizes of {name} are for an unknown batch")
+    return replace(part, tensor=resize.input[0], resize=resize, growth=growth)
 
 
 def _reason_against(graph: GraphEditor, conv: NodeProto, kept: NodePatterns) -> str | None:
     source = graph.producer(conv.input[0])
-    weight = conv.input[1]
     if (reason := kept.reason(conv, *([source] if source is not None else []))) is not None:
         return reason
     if graph.only_consumer(conv.input[0]) is None:
         return f"{conv.input[0]} has other consumers"
-    if graph.constant(weight) is None and not is_quantised(graph, weight):
+    if graph.constant(conv.input[1]) is None and not is_quantised(graph, conv.input[1]):
         return "its weight is computed"
-    return layout_obstacle(graph, weight)
+    return layout_obstacle(graph, conv.input[1])
 
 
 def _loss(graph: GraphEditor, conv: NodeProto, parts: Sequence[_Part], least: int) -> str | None:
     """The reason to stay if the work that is saved takes less time than the kernels that are added."""
     late = [part for part in parts if part.resize]
-    convs = len(late) + (len(late) < len(parts))
-    more = 2 * (convs - 1)  # Convs, and the Adds of their results
-    batch, out, *sizes = graph.shape(conv.output[0]) or (1, None, TYPICAL, TYPICAL)
-    counts = [size if isinstance(size, int) else TYPICAL for size in (out, *sizes)]
+    more = 2 * (len(late) + (len(late) < len(parts)) - 1)  # Convs, and the Adds of their results
+    batch, *sizes = graph.shape(conv.output[0]) or (1, None, TYPICAL, TYPICAL)
+    counts = [size if isinstance(size, int) else TYPICAL for size in sizes]
     saved = sum(part.count * (1 - 1 / part.growth) for part in late)
     mflop = 2e-6 * (batch if isinstance(batch, int) else 1) * math.prod(counts) * saved
     if mflop >= least * more:
@@ -196,14 +178,13 @@ def _loss(graph: GraphEditor, conv: NodeProto, parts: Sequence[_Part], least: in
     return f"{mflop:.3g} MFLOP less do not pay for {more} kernels more, {least} MFLOP each"
 
 
-def _unknown_mean(graph: GraphEditor, resize: NodeProto) -> str | None:
+def _unknown_mean(resize: NodeProto) -> str | None:
     """The reason why a Resize or Upsample is no known mean in each channel; None if it is one."""
     mode = attribute(resize, "coordinate_transformation_mode", "half_pixel")
     if mode not in _ALIGNED:
-        return f"{display_name(resize)} has coordinates by {mode}"
-    if attribute(resize, "keep_aspect_ratio_policy", "stretch") != "stretch":
-        return f"{display_name(resize)} keeps the aspect ratio"
-    return None if _scales(graph, resize) else f"how much {display_name(resize)} enlarges is not known"
+        return f"has coordinates by {mode}"
+    stretches = attribute(resize, "keep_aspect_ratio_policy", "stretch") == "stretch"
+    return None if stretches else "keeps the aspect ratio"
 
 
 def _scales(graph: GraphEditor, resize: NodeProto) -> tuple[float, ...] | None:
@@ -211,13 +192,23 @@ def _scales(graph: GraphEditor, resize: NodeProto) -> tuple[float, ...] | None:
     before, after = graph.shape(resize.input[0]), graph.shape(resize.output[0])
     if before is None:
         return None
+    axes = _axes(resize, len(before))
     if optional_input(resize, 3):  # it has sizes, not scales
-        return _growth(before, after, _axes(resize, len(before)))
-    axes, scales = _axes(resize, len(before)), graph.constant(optional_input(resize, 2))
+        pairs = zip(before, after or (None,) * len(before), strict=True)
+        grown = [_growth(*pair) if axis in axes else 1.0 for axis, pair in enumerate(pairs)]
+        return tuple(grown) if after is not None and all(grown) else None
+    scales = graph.constant(optional_input(resize, 2))
     if scales is None or scales.size != len(axes):
         return None
     named = dict(zip(axes, scales.tolist(), strict=True))
     return tuple(float(named.get(axis, 1.0)) for axis in range(len(before)))
+
+
+def _growth(old: int | str | None, new: int | str | None) -> float:
+    """The factor by which an axis grows; 0 if it is not known."""
+    if isinstance(old, int) and isinstance(new, int) and old > 0:
+        return new / old
+    return 1.0 if old is not None and old == new else 0.0
 
 
 def _inputs_for(graph: GraphEditor, resize: NodeProto, channels: int) -> Sequence[str | Array] | None:
@@ -240,20 +231,6 @@ def _axes(resize: NodeProto, rank: int) -> list[int]:
     return [axis % rank for axis in attribute(resize, "axes", range(rank))]
 
 
-def _growth(before: Shape, after: Shape | None, axes: Collection[int]) -> tuple[float, ...] | None:
-    if after is None or len(after) != len(before):
-        return None
-    grown: list[float] = []
-    for axis, (old, new) in enumerate(zip(before, after, strict=True)):
-        if axis not in axes or (old is not None and old == new):
-            grown.append(1.0)
-        elif isinstance(old, int) and isinstance(new, int) and old > 0:
-            grown.append(new / old)
-        else:
-            return None
-    return tuple(grown)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Postponing(Replacement):
     parts: Sequence[_Part]
@@ -263,52 +240,40 @@ class _Postponing(Replacement):
         late = [part for part in self.parts if part.resize]
         rest = [part for part in self.parts if not part.resize]
         largest = min(late, key=lambda part: part.growth)
-        result, count = self.node.output[0], len(late) + bool(rest)
-        bias = optional_input(self.node, 2)
-        terms: list[str] = []
+        bias, terms = optional_input(self.node, 2), list[str]()
         for part in late:
-            small = self._convolve([part], bias if part is largest and not rest else "", part.tensor)
-            out = result if count == 1 else self._tensor("enlarged", result)
-            terms.append(self._enlarge(part, small, out))
+            small = self._convolve([part], bias if part is largest and not rest else "")
+            terms.append(self._enlarge(part, small))
         if rest:
-            terms.append(self._convolve(rest, bias, result))
-        total = terms[0]
-        for index, term in enumerate(terms[1:], start=2):
-            out = result if index == len(terms) else self._tensor("sum", result)
-            total = self.add("Add", [total, term], out)
-        self.graph.remove(self.node)
+            terms.append(self._convolve(rest, bias))
+        total, *others = terms
+        for term in others:
+            total = self.add("Add", [total, term], self.tensor("sum"))
+        self.graph.rename(total, self.node.output[0])
+        self.graph.remove(self.node, keep=self.node.output)
         share = sum(part.count / part.growth for part in self.parts) / sum(part.count for part in self.parts)
-        done = f"moved before {len(late)} Resize{'s' if len(late) > 1 else ''}"
-        return Change(display_name(self.node), f"{done}, with {share:.2f} of the multiplications")
+        done = f"moved before {count(len(late), 'Resize')}, with {share:.2f} of the multiplications"
+        return Change(display_name(self.node), done)
 
-    def _convolve(self, parts: Sequence[_Part], bias: str, like: str) -> str:
-        """Adds one Conv of some of the parts; its result has as many pixels as the tensor `like`."""
+    def _convolve(self, parts: Sequence[_Part], bias: str) -> str:
+        """Adds one Conv of some of the parts."""
         data = parts[0].tensor
+        weight, shape = self.graph.value(self.node.input[1]), self.graph.shape(data)
         if len(parts) > 1:
-            joined = self._tensor("joined", like, sum(part.count for part in parts))
-            data = self.add("Concat", [part.tensor for part in parts], joined, axis=1)
-        weight = self.graph.value(self.node.input[1])
+            data = self.add("Concat", [part.tensor for part in parts], self.tensor("joined"), axis=1)
         columns = np.concatenate([weight[:, part.first : part.first + part.count] for part in parts], axis=1)
         name = self.graph.add_constant(f"{self.node.input[1]}/part", columns)
         inputs = [data, name, bias] if bias else [data, name]
-        return self.add("Conv", inputs, self._tensor("part", like), kernel_shape=columns.shape[2:])
+        # a Conv that reads the result asks how much the Resize between the two enlarges
+        part = self.tensor("part", shape and (shape[0], len(weight), *shape[2:]))
+        return self.add("Conv", inputs, part, kernel_shape=columns.shape[2:])
 
-    def _enlarge(self, part: _Part, small: str, out: str) -> str:
-        resize = part.resize
-        inputs = _inputs_for(self.graph, resize, self._out) if resize is not None else None
+    def _enlarge(self, part: _Part, small: str) -> str:
+        resize, out = part.resize, self.tensor("enlarged")
+        channels = len(self.graph.value(self.node.input[1]))
+        inputs = _inputs_for(self.graph, resize, channels) if resize is not None else None
         assert resize is not None and inputs is not None  # checked by `_part`
         named = [i if isinstance(i, str) else self.graph.add_constant(f"{out}/size", i) for i in inputs]
         node = self.graph.clone_node(resize, [small, *named], [out], name=f"{self.name}/Resize")
         self.graph.insert(node, before=self.node)
         return out
-
-    @property
-    def _out(self) -> int:
-        """Number of channels of the result."""
-        return len(self.graph.value(self.node.input[1]))
-
-    def _tensor(self, what: str, like: str, channels: int | None = None) -> str:
-        """Returns a tensor with the batch and pixels of another, and the channels of the result."""
-        shape = self.graph.shape(like)
-        sizes = None if shape is None else (shape[0], channels or self._out, *shape[2:])
-        return self.tensor(what, sizes)
