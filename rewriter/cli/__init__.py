@@ -45,7 +45,7 @@ COMMANDS = {
     "config": Entry(".more:config", "Options in force, and where each comes from"),
     "presets": Entry(".more:presets", "Pipelines by name; `presets show NAME`"),
     "passes": Entry(".more:passes", "List the passes; `passes show NAME` explains one"),
-    "hook": Entry(".hook:app", "Commands of the pre-commit hooks"),
+    "hook": Entry(".scan:app", "Commands of the pre-commit hooks"),
     "help": Entry(":show_help", ""),
 }
 

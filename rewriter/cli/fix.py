@@ -169,7 +169,7 @@ def fix_all(
 def _workers(given: Mapping[str, Any]) -> Iterator[tuple[Processes | Connection, str]]:
     """The processes or the cluster that run the models, and a name to print."""
     from rewriter.base.sandbox import memory
-    from rewriter.batch import cluster, machine
+    from rewriter.batch import cluster, machine, models
 
     jobs, seconds = given.get("jobs", 0), given.get("time_limit", DEFAULTS["time_limit"].default)
     address, gpus = given.get("ray"), given.get("gpus", 0.0)
@@ -181,6 +181,6 @@ def _workers(given: Mapping[str, Any]) -> Iterator[tuple[Processes | Connection,
         raise UsageError("it needs a Ray cluster", option="gpus", hint="add `ray=ADDRESS`")
     jobs = jobs or max(1, (os.cpu_count() or 2) // 2)
     allowed = given.get("memory")
-    budget = int(SHARE * memory("MemAvailable") if allowed is None else allowed * machine.GIB)
+    budget = int(SHARE * memory("MemAvailable") if allowed is None else allowed * models.GIB)
     workers = machine.Processes(jobs, budget, seconds, strict=allowed is not None)
     yield workers, f"{count(jobs, 'job')} on this machine"

@@ -1,4 +1,4 @@
-"""Options of every hook; fixes an exported or committed model in place, or keeps the plain one. No PyTorch."""
+"""Options of every hook; fixes exported and committed models in place, or keeps the plain one. No PyTorch."""
 
 import ast
 import glob

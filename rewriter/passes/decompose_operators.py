@@ -90,8 +90,7 @@ class _Call:
         return any(any(self.node.input[i : i + 1]) for i in indices)
 
     def hands_out(self, *indices: int) -> bool:
-        names = (name for i in indices for name in self.node.output[i : i + 1])
-        return any(self.graph.is_output(name) or self.graph.consumers(name) for name in names if name)
+        return any(self.graph.is_read(name) for i in indices for name in self.node.output[i : i + 1])
 
     def get(self, name: str, default: Any = None) -> Any:
         return attribute(self.node, name, default)

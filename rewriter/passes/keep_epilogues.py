@@ -95,8 +95,8 @@ def _begins_stream(graph: GraphEditor, node: NodeProto) -> bool:
 def _reason_against(graph: GraphEditor, node: NodeProto) -> str | None:
     if (graph.rank(node.input[0]) or 0) >= MOST_AXES:
         return f"{node.input[0]} has {MOST_AXES} axes, the most that TensorRT has"
-    read = [name for name in node.output[1:] if name and (graph.consumers(name) or graph.is_output(name))]
-    return f"its other result {read[0]} is read" if read else None
+    read = next(filter(graph.is_read, node.output[1:]), None)
+    return f"its other result {read} is read" if read else None
 
 
 def _lift(graph: GraphEditor, node: NodeProto, **axes: Any) -> Change:

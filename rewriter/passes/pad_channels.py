@@ -245,8 +245,8 @@ class _Channels:
     def limit(self, largest: int, facts: Mapping[str, TensorFacts]) -> None:
         """Fixes the channels of tensors of more elements; an axis of unknown size counts as one element."""
         for tensor, layout in self.layouts.items():
-            shape = (facts[tensor].shape if tensor in facts else self.graph.shape(tensor)) or ()
-            if math.prod(size for size in shape if isinstance(size, int)) > largest:
+            known = facts.get(tensor) or self.graph.facts(tensor)
+            if known is not None and known.elements > largest:
                 _fix(layout, f"{tensor} has more than {largest} elements, for which no gain was measured")
 
     def keep_aligned(self, step: int) -> None:

@@ -1,6 +1,5 @@
 """pool-before-mean: lets windows of an image be pooled before the mean over all of it."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -54,10 +53,7 @@ class PoolBeforeMean(GraphPass):
         facts = graph.model.at_sizes(context.sample).facts().main if means else {}
         for node, sizes in means:
             image = facts.get(node.input[0])
-            elements = (
-                math.prod(size for size in (image.shape or ()) if isinstance(size, int)) if image else 0
-            )
-            if elements < self.least:
+            if (image.elements if image else 0) < self.least:
                 continue
             window = [max((s for s in WINDOWS if size % s == 0), default=0) for size in sizes]
             unfit = None if all(window) else f"no window divides {sizes[0]} x {sizes[1]}"

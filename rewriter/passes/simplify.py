@@ -142,7 +142,7 @@ def _standardised(graph: GraphEditor, node: NodeProto) -> str | None:
     if node.op_type != "BatchNormalization" or not attribute(node, "training_mode", 0):
         return None
     values = [value for name in node.input[:3] if (value := graph.constant(name)) is not None]
-    if len(values) < 3 or any(graph.consumers(name) or graph.is_output(name) for name in node.output[1:]):
+    if len(values) < 3 or any(map(graph.is_read, node.output[1:])):
         return None
     weight, scale, bias = (value.astype(np.float64) for value in values)
     axes, row = (0, *range(2, weight.ndim)), (-1, *[1] * (weight.ndim - 2))

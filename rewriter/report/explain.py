@@ -10,7 +10,7 @@ from onnx import NodeProto
 from rewriter.base.errors import UsageError, nearest
 from rewriter.base.text import Row, Summary
 from rewriter.hazards.analysis import KINDS
-from rewriter.hazards.planning import free_fp32, islands
+from rewriter.hazards.planning import free_fp32, planner
 from rewriter.ir.graph import display_name, open_graphs
 from rewriter.ir.graph.editor import TAG, GraphEditor
 from rewriter.ir.model import Model, load
@@ -29,8 +29,8 @@ OTHER_RULES: Mapping[str, str] = {
     "generated": "random numbers: another type would give another sequence",
     "float64": "it only makes a float64 output, which needs more than 11 bits",
     "subgraph": "it holds branches or a loop body, and keeps the types that these exchange",
-    islands.BETWEEN: "it lies between nodes in FP32: two Casts would cost more than it does in FP32",
-    islands.RULE: "it adds to a stream whose first sum is kept in FP32",
+    planner.BETWEEN: "it lies between nodes in FP32: two Casts would cost more than it does in FP32",
+    planner.RESIDUAL: "it adds to a stream whose first sum is kept in FP32",
     free_fp32.RULE: "free: elementwise after an FP16 product, whose sum then stays in FP32",
     free_fp32.NORM_RULE: "free: a norm of one operator, which computes in FP32 inside",
     free_fp32.SOFTMAX_RULE: "free: attention's Softmax, with which attention stays one kernel",

@@ -11,7 +11,7 @@ from hazard_rules import NAMES, Ranges, analyzed, found, one
 from rewriter.base.errors import SEVERITIES
 from rewriter.hazards import RULES, SCAN_RULES, Hazard, PrecisionRequest
 from rewriter.hazards.analysis import is_already_avoided
-from rewriter.hazards.front_ends import _degree
+from rewriter.hazards.small_values import _degree
 from rewriter.ir.float_graph import FloatGraph
 from rewriter.ir.plan import Range
 from rewriter.target import Target

@@ -12,8 +12,7 @@ from rewriter.base.text import figure
 from rewriter.hazards.analysis import PrecisionRequest
 from rewriter.hazards.planning.planner import extend_plan, make_plan, unscaled_overflows
 from rewriter.ir.model import walk_graphs
-from rewriter.ir.plan import SEARCHED, Plan, Range, node_key
-from rewriter.ir.plan.node_patterns import NodePatterns
+from rewriter.ir.plan import SEARCHED, NodePatterns, Plan, Range, node_key
 from rewriter.runtime.ranges import measure
 
 CONVERTED = """

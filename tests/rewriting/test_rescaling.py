@@ -16,9 +16,9 @@ from rewriter.hazards.analysis import LARGEST
 from rewriter.ir.graph import open_graphs
 from rewriter.ir.model import Model, load
 from rewriter.ir.plan import Decision
-from rewriter.passes.algorithms.rescaling.apply import apply as shift
 from rewriter.passes.algorithms.rescaling.choice import Demand, _movable, solve
 from rewriter.passes.algorithms.rescaling.exponents import Constraints, Exponents, Form
+from rewriter.passes.rescale import apply as shift
 from rewriter.pipeline.presets import PRESETS
 from rewriter.report.results import FixResult
 from rewriter.runtime.ranges import measure

@@ -66,6 +66,10 @@ class GraphView:
     def is_output(self, tensor: str) -> bool:
         return tensor in self._outputs
 
+    def is_read(self, tensor: str) -> bool:
+        """True if a node reads `tensor`, or it is an output."""
+        return tensor in self._outputs or bool(self._uses.get(tensor))
+
     def is_initializer(self, tensor: str) -> bool:
         return tensor in self._initializers or tensor in self._new_initializers
 
@@ -152,7 +156,7 @@ class GraphView:
                 self._uses.setdefault(name, {})[id(node)] = node
 
     def _is_dead(self, node: NodeProto) -> bool:
-        return not any(self._uses.get(n) or n in self._outputs for n in node.output if n)
+        return not any(map(self.is_read, node.output))
 
     def _read_constant(self, tensor: str) -> Array | None:
         stored = self._new_initializers.get(tensor) or self._initializers.get(tensor)

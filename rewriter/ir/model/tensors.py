@@ -1,5 +1,6 @@
 """Types and shapes of tensors, by shape inference; ports; detached tensors, whose data the proto lacks."""
 
+import math
 import mmap
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -53,6 +54,11 @@ class TensorFacts(NamedTuple):
         """The shape, if every size is known."""
         sizes = tuple(size for size in self.shape or () if isinstance(size, int))
         return sizes if self.shape is not None and len(sizes) == len(self.shape) else None
+
+    @property
+    def elements(self) -> int:
+        """Number of elements; a size that is not known counts as 1."""
+        return math.prod(size for size in self.shape or () if isinstance(size, int))
 
 
 @dataclass

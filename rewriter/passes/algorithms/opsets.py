@@ -70,7 +70,7 @@ class Converter:
         nodes = [node for node in self.graph.nodes if self._concerns(node)]
         for node in nodes:  # old exporters name a mask in every Dropout, which nothing reads
             mask = next(iter(node.output[1:]), "") if node.op_type == "Dropout" else ""
-            if mask and not self.graph.consumers(mask) and not self.graph.is_output(mask):
+            if mask and not self.graph.is_read(mask):
                 del node.output[1:]
         if nodes:
             yield from self._converted(nodes)
