@@ -9,7 +9,7 @@ import numpy as np
 from onnx import NodeProto, helper
 
 from rewriter.base.errors import ArithmeticRunError, UsageError
-from rewriter.ir.graph import reads, states
+from rewriter.ir.graph import attribute, constant_value, reads, states
 from rewriter.ir.graph.ops import LOOPS, RECURRENT
 from rewriter.ir.model import Array, Model, load, walk_nodes
 from rewriter.ir.model.graphs import subgraphs
@@ -187,18 +187,25 @@ def as_declared(model: Model, sample: Mapping[str, Array]) -> dict[str, Array]:
 def selected_axes(model: Model) -> tuple[int, ...]:
     """Axes of the outputs on which a TopK or NonMaxSuppression may select and order rows; () if none does.
 
-    They are on axis 1, or on axis 0 of outputs without a batch. A TopK of another number selects none: it
-    routes tokens to experts.
+    They are on axis 1, or on axis 0 of outputs without a batch. A TopK of another number, or along a later
+    axis, selects none: it routes tokens to experts, or finds the neighbours of each point.
     """
     nodes = list(walk_nodes(model.proto.graph))
-    stored = {t.name: t for t in model.proto.graph.initializer}
-    counts = [stored.get(n.input[1]) if n.input[1:] else None for n in nodes if n.op_type == "TopK"]
     if any(node.op_type == "NonMaxSuppression" for node in nodes):
         return 0, 1
+    known = {node.output[0]: constant_value(node) for node in nodes if node.op_type == "Constant"}
+    stored = {t.name: t for t in model.proto.graph.initializer}
+    selections = [node for node in nodes if node.op_type == "TopK"]
+    facts = model.facts().main if selections else {}
+    numbers: set[int | None] = set()
+    for node in selections:
+        data, count = facts.get(node.input[0]), node.input[1] if node.input[1:] else ""
+        if data is None or not data.shape or attribute(node, "axis", -1) % len(data.shape) < 2:
+            value = model.array(stored[count]) if count in stored else known.get(count)
+            numbers.add(None if value is None else int(value.item()))
     given = [port.shape or () for port in model.signature.inputs]
     named = {size for shape in given for size in shape if isinstance(size, str)}
     shapes = [port.shape or (None, None) for port in model.signature.outputs]
-    numbers = {None if t is None else int(model.array(t).item()) for t in counts}
     sizes = (
         {shape[0] for shape in shapes if len(shape) in (1, 2)} - {shape[0] for shape in given if shape},
         {shape[1] for shape in shapes if shape[1:]},

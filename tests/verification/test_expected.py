@@ -32,6 +32,15 @@ def test_only_a_model_that_rounds_has_other_results_as_it_is_written() -> None:
             True,
             id="a number that is computed",
         ),
+        pytest.param(
+            ("1,4", "1,3"),
+            "j = Constant<value_ints = [2]>() v, i = TopK(x, j) y = ReduceSum(v)",
+            False,
+            id="another number in a Constant",
+        ),
+        pytest.param(
+            ("1,2,4", "1,2,4"), "v, i = TopK(x, k) y = Neg(x)", False, id="experts of each of two tokens"
+        ),
         pytest.param(("1,4", "1,4"), "y = Neg(x)", False, id="nothing selects"),
     ],
 )
