@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,10 @@ from typer.testing import CliRunner
 from rewriter import cli
 from rewriter.base.errors import UsageError
 from rewriter.cli import exits
-from rewriter.ir.model import Array, save
+from rewriter.ir.model import save
 from rewriter.pipeline.options import KEYS
 from rewriter.pipeline.schema import Text, read
 from rewriter.report.progress import progress
-
-Arguments = Callable[[Path], list[str]]
-"""Makes a bad file in a folder that holds `model.onnx`, and names it on the command line."""
 
 WEIGHTS = ", ".join(f"{value:.4f}" for value in np.random.default_rng(0).standard_normal(108))
 CONV_CLIP = f"""
@@ -138,94 +135,61 @@ def test_a_file_named_like_an_option_is_one(line: str, model: Path, monkeypatch:
         assert f" ./{name} " in done.output, "so that the next command takes it for a file, too"
 
 
-def data(tmp_path: Path, **arrays: Array) -> Path:
-    np.savez(tmp_path / "data.npz", **arrays)  # type: ignore[arg-type]
-    return tmp_path / "data.npz"
-
-
-def absent(tmp_path: Path) -> list[str]:
-    return [str(tmp_path / "absent.onnx")]
-
-
-def text_file(tmp_path: Path) -> list[str]:
-    (tmp_path / "text.onnx").write_text("version https://git-lfs.github.com/spec/v1\n")
-    return [str(tmp_path / "text.onnx")]
-
-
-def invalid_graph(tmp_path: Path) -> list[str]:
-    proto = onnx.load(tmp_path / "model.onnx")
-    proto.graph.node[1].input[0] = "nowhere"
-    proto.graph.node[1].name = "the_clip"
-    (tmp_path / "invalid.onnx").write_bytes(proto.SerializeToString())
-    return [str(tmp_path / "invalid.onnx")]
-
-
-def with_data(**arrays: Array) -> Arguments:
-    return lambda tmp_path: [str(tmp_path / "model.onnx"), "--inputs", str(data(tmp_path, **arrays))]
-
-
-def options(*texts: str) -> Arguments:
-    return lambda tmp_path: [str(tmp_path / "model.onnx"), *texts]
-
-
-FITS = np.zeros((1, 3, 8, 8), np.float32)
-
 BAD = [
-    pytest.param(absent, ["absent.onnx", "no such file"], id="no such file"),
-    pytest.param(text_file, ["text.onnx", "not an ONNX model", "Git LFS"], id="a Git LFS pointer"),
-    pytest.param(invalid_graph, ["invalid.onnx", "nowhere", "the_clip"], id="an invalid graph"),
+    pytest.param("absent.onnx", ["absent.onnx", "no such file"], id="no such file"),
+    pytest.param("text.onnx", ["text.onnx", "not an ONNX model", "Git LFS"], id="a Git LFS pointer"),
+    pytest.param("invalid.onnx", ["invalid.onnx", "nowhere", "the_clip"], id="an invalid graph"),
+    pytest.param("{} --passes isolate-clop", ["unknown pass 'isolate-clop'", "'isolate-clip'"], id="a pass"),
+    pytest.param("{} --preset trt-int8", ["unknown preset 'trt-int8'"], id="a preset"),
+    pytest.param("{} --target openvino", ["unknown target 'openvino'"], id="a target"),
+    pytest.param("{} --target tensortr", ["did you mean 'tensorrt'?"], id="a slip in a target"),
+    pytest.param("{} --target 99", ["unknown target '99'", "7 to 12"], id="a release"),
+    pytest.param("{} --target 10.3,sm_9", ["capability sm_9", "such as sm_87"], id="a GPU"),
+    pytest.param("{} --keep-fp32-op Cliip", ["'Cliip'", "did you mean 'Clip'?"], id="an operator"),
+    pytest.param("{} --lower-op softmax", ["did you mean 'Softmax'?"], id="an operator in capitals"),
+    pytest.param("{} --min-shapes x:1x3x8x8", ["all axes of 'x' are fixed"], id="a profile"),
+    pytest.param("{} --input-shapes x:1xA", ["--input-shapes", "'x:1xA'", "a shape is"], id="shape"),
+    pytest.param("{} --inputs absent.npz", ["absent.npz"], id="no such data"),
+    pytest.param("{} --colour", ["--colour"], id="an unknown option"),
     pytest.param(
-        options("--passes", "isolate-clop"), ["unknown pass 'isolate-clop'", "'isolate-clip'"], id="a pass"
+        "{} --inputs image.npz", ["image.npz", "no input 'image'", "x (float32)"], id="a wrong name"
     ),
-    pytest.param(options("--preset", "trt-int8"), ["unknown preset 'trt-int8'"], id="a preset"),
-    pytest.param(options("--target", "openvino"), ["unknown target 'openvino'"], id="a target"),
-    pytest.param(options("--target", "tensortr"), ["did you mean 'tensorrt'?"], id="a slip in a target"),
-    pytest.param(options("--target", "99"), ["unknown target '99'", "7 to 12"], id="a release"),
-    pytest.param(options("--target", "10.3 sm_9"), ["capability sm_9", "such as sm_87"], id="a GPU"),
-    pytest.param(options("--keep-fp32-op", "Cliip"), ["'Cliip'", "did you mean 'Clip'?"], id="an operator"),
-    pytest.param(options("--lower-op", "softmax"), ["did you mean 'Softmax'?"], id="an operator in capitals"),
-    pytest.param(options("--min-shapes", "x:1x3x8x8"), ["all axes of 'x' are fixed"], id="a profile"),
-    pytest.param(options("--input-shapes", "x:1xA"), ["--input-shapes", "'x:1xA'", "a shape is"], id="shape"),
-    pytest.param(options("--inputs", "absent.npz"), ["absent.npz"], id="no such data"),
-    pytest.param(options("--colour"), ["--colour"], id="an unknown option"),
-    pytest.param(with_data(image=FITS), ["data.npz", "no input 'image'", "x (float32)"], id="a wrong name"),
-    pytest.param(with_data(x=FITS[:, :2]), ["data.npz", "'x'", "2"], id="data of the wrong shape"),
+    pytest.param("{} --inputs two.npz", ["two.npz", "'x'", "2"], id="data of the wrong shape"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "words"), BAD)
-def test_bad_input_is_2_with_a_message_and_nothing_written(
-    model: Path, tmp_path: Path, arguments: Arguments, words: list[str]
-) -> None:
-    given = arguments(tmp_path)
-    before = sorted(tmp_path.rglob("*"))
-    code, out, error = quick("fix", *given, "-o", tmp_path / "f.onnx", "--report", tmp_path / "r.json")
+@pytest.fixture
+def shelf(model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the model, which is the current one, with files that are none or do not fit it."""
+    folder = model.parent
+    monkeypatch.chdir(folder)
+    (folder / "text.onnx").write_text("version https://git-lfs.github.com/spec/v1\n")
+    proto = onnx.load(model)
+    proto.graph.node[1].input[0], proto.graph.node[1].name = "nowhere", "the_clip"
+    (folder / "invalid.onnx").write_bytes(proto.SerializeToString())
+    np.savez(folder / "image.npz", image=np.zeros((1, 3, 8, 8), np.float32))
+    np.savez(folder / "two.npz", x=np.zeros((1, 2, 8, 8), np.float32))
+    return folder
+
+
+@pytest.mark.parametrize(("line", "words"), BAD)
+def test_bad_input_is_2_with_a_message_and_nothing_written(shelf: Path, line: str, words: list[str]) -> None:
+    before = sorted(shelf.iterdir())
+    given = [word.replace(",", " ") for word in line.format("model.onnx").split()]
+    code, out, error = quick("fix", *given, "-o", "f.onnx", "--report", "r.json")
     assert code == exits.BAD_INPUT, out
-    for word in words:
-        assert word in error
-    assert sorted(tmp_path.rglob("*")) == before
+    assert [word for word in words if word not in error] == []
+    assert sorted(shelf.iterdir()) == before
 
 
-def same(model: Path) -> Path:
-    return model
-
-
-def symbolic_link(model: Path) -> Path:
-    (model.parent / "link.onnx").symlink_to(model)
-    return model.parent / "link.onnx"
-
-
-def hard_link(model: Path) -> Path:
-    os.link(model, model.parent / "hard.onnx")
-    return model.parent / "hard.onnx"
-
-
-@pytest.mark.parametrize("alias", [same, symbolic_link, hard_link])
-def test_the_model_is_not_overwritten_by_accident(model: Path, alias: Callable[[Path], Path]) -> None:
-    before = model.read_bytes()
-    code, _, error = quick("fix", model, "-o", alias(model), *STRUCTURE, "--no-verify")
-    assert code == exits.BAD_INPUT
-    assert "--in-place" in error
+@pytest.mark.parametrize("link", ["", "symlink_to", "hardlink_to"])
+def test_the_model_is_not_overwritten_by_accident(model: Path, link: str) -> None:
+    before, alias = model.read_bytes(), model
+    if link:
+        alias = model.with_name("link.onnx")
+        getattr(alias, link)(model)
+    code, _, error = quick("fix", model, "-o", alias, *STRUCTURE, "--no-verify")
+    assert (code, "--in-place" in error) == (exits.BAD_INPUT, True)
     assert model.read_bytes() == before
 
 

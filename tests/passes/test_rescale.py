@@ -6,7 +6,7 @@ import re
 import numpy as np
 import onnx
 import pytest
-from graphs import apply, assert_bit_equal, graph, matrix, model_of, random_feeds, run
+from graphs import apply, assert_bit_equal, cases, graph, matrix, model_of, random_feeds, run
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
 from nightly import small
@@ -44,53 +44,7 @@ def constant(source: Model, node: str, index: int) -> Array:
     return np.asarray(source.array(found))
 
 
-SAVED = [
-    pytest.param("a = MatMul(x, big)  b = Relu(a)  y = MatMul(b, w)", "a", id="between two MatMul"),
-    pytest.param("a = Mul(x, big)  b = Add(a, bias)  y = Mul(b, w)", "b", id="a bias goes with the sum"),
-    pytest.param("a = Gemm(x, big, bias)  y = MatMul(a, w)", "a", id="Gemm with bias"),
-    pytest.param("a = Mul(x, big)  b = Mul(a, a)  c = Sqrt(b)  y = MatMul(c, w)", "b", id="a square"),
-    pytest.param(
-        "a = MatMul(x, big)  b = Mul(x, big)  c = Mul(a, b)  y = LpNormalization(c)", "c", id="a product"
-    ),
-    pytest.param(
-        "a = MatMul(x, big)  b = Mul(x, big)  c = Div(a, b)  d = Neg(c)  y = MatMul(d, w)",
-        "a",
-        id="a quotient",
-    ),
-    pytest.param("a = MatMul(x, big)  y = LayerNormalization(a, row)", "a", id="LayerNormalization"),
-    pytest.param("a = MatMul(x, big)  y = LayerNormalization(a, row, row)", "a", id="its rows stay"),
-    pytest.param("a = MatMul(x, big)  y = LpNormalization(a)", "a", id="LpNormalization"),
-    pytest.param("a = MatMul(x, big)  b = Clip(a, low, high)  y = MatMul(b, w)", "b", id="bounds of Clip"),
-    pytest.param(
-        "a = MatMul(x, big)  c = Greater(a, high)  b = Where(c, a, low)  y = MatMul(b, w)", "b", id="Where"
-    ),
-    pytest.param(
-        "i = Constant<value_ints = [1, 0, 3, 2]>()  a = Gather(big, i)  b = Mul(a, x)  y = MatMul(b, w)",
-        "b",
-        id="a table is scaled",
-    ),
-    pytest.param(
-        "a = MatMul(x, big)  b = PRelu(a, row)  c = Concat<axis = 0>(b, low1)  d = ReduceMean<axes = [0]>(c)"
-        "  y = Mul(d, w)",
-        "c",
-        id="PRelu keeps its slope, Concat's constant follows",
-    ),
-    pytest.param(
-        "a = MatMul(x, big)  p = Constant<value_ints = [0, 1, 0, 1]>()  b = Pad(a, p, high)"
-        "  c = ReduceMax<axes = [1]>(b)  y = Mul(c, w)",
-        "b",
-        id="Pad's constant follows",
-    ),
-    pytest.param(
-        "a = MatMul(x, big)  q = QuantizeLinear(a, step, zero)  b = DequantizeLinear(q, step, zero)"
-        "  y = MatMul(b, w)",
-        "b",
-        id="the scale of a quantiser follows",
-    ),
-]
-
-
-@pytest.mark.parametrize(("body", "tensor"), SAVED)
+@pytest.mark.parametrize(("body", "tensor"), cases("passes/rescaled.txt"))
 def test_overflowing_tensors_come_into_range(body: str, tensor: str) -> None:
     source = graph(
         f"""

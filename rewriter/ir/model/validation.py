@@ -118,7 +118,7 @@ def check_proto(proto: onnx.ModelProto, where: str) -> None:
             _check_axes(len(tensor_type.shape.dim), path)
         for tensor in graph.initializer:  # before a Loop reads its count
             check_tensor(tensor, f"{where}: initializer {tensor.name!r}")
-        held = {tensor.name: tensor for tensor in graph.initializer}
+        held = {t.name: t for t in graph.initializer if t.data_location != TensorProto.EXTERNAL}
         for node in graph.node:
             _check_node(node, held, f"{where}: node {node.name or node.op_type!r}")
     for function in proto.functions:
@@ -166,7 +166,7 @@ def _check_node(node: onnx.NodeProto, held: Mapping[str, TensorProto], where: st
         if attribute.name in POSITIVE and min(sizes, default=1) < 1:
             raise _broken(f"its attribute {attribute.name!r} is {min(sizes)}, and has to be positive", where)
     divisor = held.get(node.input[1]) if node.op_type in ("Div", "Mod") and len(node.input) > 1 else None
-    if divisor is not None and divisor.data_location != TensorProto.EXTERNAL:
+    if divisor is not None:
         value = numpy_helper.to_array(divisor)
         if value.dtype.kind in "iu" and not value.all():
             raise _broken(f"it divides integers by {divisor.name!r}, which holds a zero", where)
