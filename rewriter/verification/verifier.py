@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -340,6 +340,13 @@ class Verifier:
         held, parts = _tf32(original), self.expected.parts
         rounds = compare_outputs(self.expected.exact, actual, held, parts=parts).rounds
         return rounds if _worst(rounds) <= DEFECT * _worst(self.emulated_fp32) else ()
+
+    def outputs_of(self, places: Iterable[int]) -> list[Outputs]:
+        """The original's outputs and final states for samples that judge, numbered among all samples."""
+        if self.expected is None:
+            return []
+        found, states = self.expected.of_model, self.expected.states or ({},) * len(self.samples)
+        return [{**found[at], **states[at]} for at in map(self.indices.index, places)]
 
     @cached_property
     def emulated_fp32(self) -> Rounds:

@@ -161,6 +161,7 @@ def attempt(candidate: Candidate, workload: Workload, deadline: float = math.inf
                 workload.verifier.expected.parts if workload.verifier.expected is not None else None,
                 len(workload.verifier.samples),
                 calibrated.memory,
+                workload.verifier.outputs_of(candidate.goal.worst),
             )
         if candidate is not job.first and not found.met and found.plan.fp32 == plan.fp32:
             raise OutOfTimeError

@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import islice, zip_longest
 
 import numpy as np
@@ -65,6 +64,7 @@ def search(
     parts: Parts | None = None,
     checked: int = 0,
     memory: Memory | None = None,
+    known: Sequence[Mapping[str, Array]] = (),
 ) -> tuple[Found, tuple[str, ...]]:
     """Searches from the rules' plan of a model.
 
@@ -78,6 +78,7 @@ def search(
         checked: Samples that the check of a plan emulates.
         memory: Of earlier searches in `structured`.
         parts: Of the outputs, over all samples that judge; None: over the samples of the search.
+        known: Outputs and final states of the original for the first samples, which it need not run again.
 
     Returns:
         The outcome, and sentences for the user.
@@ -94,18 +95,21 @@ def search(
     with within(deadline):
         feeds, wide, began = list(islice(samples, SAMPLES)), reference(judged), processor_s()
         effort = Effort(len(feeds), accumulation, accumulation)
-        expected = run_all(wide, feeds[:1])
+        expected = [*known[:SAMPLES]] or run_all(wide, feeds[:1])
         if not goal.worst:
             cost = RunCost.of(structured, processor_s() - began)
             effort = affordable(goal, cost, len(feeds), accumulation)
-        expected += run_all(wide, feeds[1 : effort.samples])
-        hidden = [{name: run[name] for name in run.keys() - own} for run in expected]
+        expected += run_all(wide, feeds[len(expected) : effort.samples])
+        hidden = [{n: run[n] for n in run.keys() - own} for run in expected if goal.metric == RELATIVE_L2]
         expected = [{name: run[name] for name in run.keys() & own} for run in expected]
         metric = goal.measure
         limit = goal.tolerance if isinstance(goal, ErrorLimit) else TOLERANCES["fp16"].value
         if goal.metric == RELATIVE_L2:
-            in_tf32 = partial(run_all, emulation(reference(original), tf32=True), feeds[: len(expected)])
             parts = parts_of(expected) if parts is None else parts
+
+            def in_tf32() -> list[dict[str, Array]]:
+                return run_all(emulation(reference(original), tf32=True), feeds[: len(expected)])
+
             metric = by_parts(expected, in_tf32, AS_FP32, limit, probabilities(original), parts)
     trials = Trials(
         structured,
