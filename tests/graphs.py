@@ -150,5 +150,5 @@ def cases(path: str) -> list[Any]:
     for block in (ROOT / "tests" / path).read_text(encoding="utf-8").split("\n\n")[1:]:
         text, *lines = block.split("\n- ")
         for first, case, *columns in ([part.strip() for part in line.split("|")] for line in lines):
-            params.append(pytest.param(text, first, *columns, id=f"{first}: {case}"))
+            params.append(pytest.param(text, first, *columns, id=f"{first}: {case}".rstrip(": ")))
     return params

@@ -117,33 +117,10 @@ def test_values_without_a_neighbour_are_not_rounded(value: float) -> None:
     assert np.array_equal(emulated(identity(2), feeds), exact, equal_nan=True)
 
 
-@pytest.mark.parametrize(
-    ("node", "left", "right", "expected"),
-    [
-        pytest.param("MatMul", (1, 512), (512, 214), "fp32", id="one row"),
-        pytest.param("Gemm", (1, 256), (256, 256), "fp32", id="one row of a Gemm"),
-        pytest.param("MatMul", (6, 1, 512), (512, 214), "nearest", id="rows in the leading dimension"),
-        pytest.param("MatMul", (8, 1, 256), (8, 256, 256), "fp32", id="one row of each product"),
-        pytest.param("MatMul", (8, 2, 256), (8, 256, 256), "nearest", id="two rows of each product"),
-        pytest.param("Conv", (1, 256, 1, 1), (256, 256, 1, 1), "nearest", id="an image of one element"),
-        pytest.param("MatMul", (6, 100, 120), (6, 120, 1), "fp32", id="one column"),
-        pytest.param("MatMul", (100, 4), (4, 64), "fp32", id="short sums"),
-        pytest.param("MatMul", (100, 7), (7, 64), "nearest", id="sums of seven"),
-        pytest.param("MatMul", (), (), "nearest", id="shapes unknown"),
-        pytest.param("Conv", (1, 1, 9, 9), (32, 1, 3, 3), "fp32", id="one channel, 3x3"),
-        pytest.param("Conv", (1, 1, 9, 9), (32, 1, 5, 5), "truncated", id="one channel, 5x5"),
-        pytest.param("Conv", (1, 2, 9, 9), (32, 2, 1, 1), "fp32", id="two channels, 1x1"),
-        pytest.param("Conv", (1, 3, 9, 9), (36, 3, 3, 3), "nearest", id="few channels, many results"),
-        pytest.param("Conv", (1, 3, 9, 9), (16, 3, 3, 3), "truncated", id="first Conv of a detector"),
-        pytest.param("Conv", (1, 16, 9, 9), (32, 16, 1, 1), "nearest", id="few channels, 1x1"),
-        pytest.param("Conv", (1, 33, 1, 4096), (36, 33, 1, 256), "fp32", id="a filter bank"),
-        pytest.param("ConvTranspose", (1, 8, 9, 9), (8, 8, 2, 2), "nearest", id="ConvTranspose"),
-    ],
-)
-def test_kernels_by_shape_as_on_an_h100_and_an_h200(
-    node: str, left: tuple[int, ...], right: tuple[int, ...], expected: str
-) -> None:
-    assert operands_of(helper.make_node(node, ["x", "w"], ["y"]), left, right) == expected
+@pytest.mark.parametrize(("op", "shapes", "expected"), graphs.cases("emulation/kernels.txt"))
+def test_kernels_by_shape_as_on_an_h100_and_an_h200(op: str, shapes: str, expected: str) -> None:
+    left, right = [tuple(map(int, shape.split("x"))) for shape in shapes.split()] or [(), ()]
+    assert operands_of(helper.make_node(op, ["x", "w"], ["y"]), left, right) == expected
 
 
 @pytest.mark.parametrize(

@@ -41,34 +41,10 @@ def test_every_row_is_complete(quirk: Quirk) -> None:
     assert known, "a row has a case, or no `probe` and in `smallest` what is known of a graph that shows it"
 
 
-@pytest.mark.parametrize(
-    ("quirk", "target", "expected"),
-    [
-        pytest.param("clip-maximum-lost", "10.12", True, id="the first release"),
-        pytest.param("clip-maximum-lost", "10.13.3", True, id="a patch of the last one"),
-        pytest.param("clip-maximum-lost", "10.14", False, id="behind the last one"),
-        pytest.param("clip-maximum-lost", "10.9", False, id="numbers, not text: 9 is before 12"),
-        pytest.param("clip-maximum-lost", "10", True, id="some release of 10"),
-        pytest.param("clip-maximum-lost", "tensorrt", None, id="an unknown release"),
-        pytest.param("clip-maximum-lost", "tensorrt-rtx 1.6", False, id="TensorRT-RTX counts its own"),
-        pytest.param("cumsum-shared-axis", "11.2", True, id="open to the end"),
-        pytest.param("cumsum-shared-axis", "10.7", False, id="but not to the beginning"),
-        pytest.param("round-trip-lost", "tensorrt-rtx 1.6", True, id="a release of TensorRT-RTX"),
-        pytest.param("round-trip-lost", "tensorrt-rtx 1.5", False, id="an earlier one, which nobody tried"),
-        pytest.param("round-trip-lost", "tensorrt-rtx", None, id="an unknown one"),
-        pytest.param("round-trip-lost", "tensorrt", False, id="TensorRT, of which it is not known"),
-        pytest.param("rotary-attention", "jetpack-6.2", True, id="a target by name"),
-        pytest.param("rotary-attention", "10.3 sm_87", True, id="a release and a GPU"),
-        pytest.param("rotary-attention", "10.3 sm_89", False, id="another GPU"),
-        pytest.param("rotary-attention", "10.3", None, id="an unknown GPU"),
-        pytest.param("rotary-attention", "sm_89", False, id="an unknown release on another GPU"),
-        pytest.param("fused-attention-sm120", "jetpack-7.2.2", False, id="neither of two GPUs"),
-        pytest.param("naive-log-sum-exp", "8.6", True, id="all releases"),
-        pytest.param("naive-log-sum-exp", "tensorrt", True, id="all releases, the unknown one, too"),
-    ],
-)
-def test_which_releases_a_defect_concerns(quirk: str, target: str, expected: bool | None) -> None:
-    assert BY_ID[quirk].concerns(Target.parse(target)) is expected
+@pytest.mark.parametrize(("quirk", "target", "expected"), graphs.cases("hazards/releases.txt"))
+def test_which_releases_a_defect_concerns(quirk: str, target: str, expected: str) -> None:
+    answers = {"yes": True, "no": False, "perhaps": None}
+    assert BY_ID[quirk].concerns(Target.parse(target)) is answers[expected]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Float types in schemas, and the exceptions that schemas do not contain."""
 
+import graphs
+import onnx.parser
 import pytest
 from onnx import NodeProto, TensorProto, helper
 
@@ -7,7 +9,7 @@ from rewriter.ir.model.graphs import schema_of
 from rewriter.ir.model.schemas import TypeRule, set_type_attributes, type_rules
 
 FP16, BF16, FP32 = TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT
-F, S, A = TypeRule.FOLLOWS, TypeRule.FP32, TypeRule.ANY
+TYPES = {"fp16": FP16, "bf16": BF16, "fp32": FP32}
 
 
 def node(op: str, inputs: str = "x", outputs: str = "y", domain: str = "", **attributes: int) -> NodeProto:
@@ -16,40 +18,12 @@ def node(op: str, inputs: str = "x", outputs: str = "y", domain: str = "", **att
     return made
 
 
-@pytest.mark.parametrize(
-    ("made", "opset", "low", "inputs", "outputs"),
-    [
-        pytest.param(node("Add", "a b"), 17, FP16, (F, F), (F,), id="Add follows"),
-        pytest.param(node("Concat", "a b c", axis=0), 17, FP16, (F, F, F), (F,), id="a variadic input"),
-        pytest.param(node("Conv", "x w"), 17, BF16, (S, S), (S,), id="Conv has no BF16 below 22"),
-        pytest.param(node("Conv", "x w"), 22, BF16, (F, F), (F,), id="Conv has BF16 from 22 on"),
-        pytest.param(node("Range", "a b c"), 17, FP16, (S, S, S), (S,), id="Range has no FP16"),
-        pytest.param(node("NonMaxSuppression", "b s"), 17, FP16, (S, S), (S,), id="boxes are FP32 by schema"),
-        pytest.param(node("Resize", "x r s"), 17, FP16, (F, S, S), (F,), id="roi and scales of Resize"),
-        pytest.param(node("Upsample", "x s"), 9, FP16, (F, S), (F,), id="scales of Upsample"),
-        pytest.param(node("Gather", "x i"), 17, FP16, (F, S), (F,), id="indices are not floats"),
-        pytest.param(node("Shape"), 17, FP16, (A,), (S,), id="Shape reads any type"),
-        pytest.param(node("IsInf"), 17, FP16, (S,), (S,), id="IsInf has no FP16 below 20"),
-        pytest.param(node("IsInf"), 17, FP32, (S,), (S,), id="IsInf below 20, in an FP32 island"),
-        pytest.param(node("IsInf"), 20, FP16, (A,), (S,), id="IsInf reads any type from 20 on"),
-        pytest.param(node("Cast", to=FP32), 17, FP16, (A,), (F,), id="Cast reads any type"),
-        pytest.param(node("CastLike", "x l"), 17, FP16, (A, F), (F,), id="CastLike reads any type"),
-        pytest.param(node("RandomNormal", "", dtype=10), 17, FP16, (), (S,), id="RandomNormal is FP32"),
-        pytest.param(node("RandomNormalLike"), 17, FP16, (F,), (F,), id="RandomNormalLike inherits"),
-        pytest.param(node("RandomNormalLike", dtype=1), 17, FP16, (F,), (S,), id="RandomNormalLike"),
-        pytest.param(node("LayerNormalization", "x s", "y m v"), 17, BF16, (F, F), (F, S, S), id="FP32"),
-        pytest.param(node("QuantizeLinear", "x s"), 17, FP16, (S, S), (S,), id="Q is FP32 below 19"),
-        pytest.param(node("QuantizeLinear", "x s"), 19, FP16, (F, F), (S,), id="Q has FP16 from 19 on"),
-        pytest.param(node("DequantizeLinear", "q s"), 19, FP16, (S, F), (F,), id="DQ has FP16 from 19 on"),
-        pytest.param(node("If"), 13, BF16, (S,), (S,), id="If has no BF16 below 16"),
-        pytest.param(node("Exp", domain="ai.onnx"), 17, FP16, (F,), (F,), id="the long name of the domain"),
-        pytest.param(node("Add", "a b"), 17, FP32, (F, F), (F,), id="everything may be FP32"),
-    ],
-)
-def test_ports_follow_the_type_or_stay(
-    made: NodeProto, opset: int, low: int, inputs: tuple[TypeRule, ...], outputs: tuple[TypeRule, ...]
-) -> None:
-    found = type_rules(made, {"": opset}, low)
+@pytest.mark.parametrize(("text", "words", "expected"), graphs.cases("model/ports.txt"))
+def test_ports_follow_the_type_or_stay(text: str, words: str, expected: str) -> None:
+    opset, low = words.split()
+    found = type_rules(onnx.parser.parse_node(text), {"": int(opset)}, TYPES[low])
+    rules = {"F": TypeRule.FOLLOWS, "S": TypeRule.FP32, "A": TypeRule.ANY}
+    inputs, outputs = (tuple(rules[word] for word in side.split()) for side in expected.split("->"))
     assert found is not None and (found.inputs, found.outputs) == (inputs, outputs)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import graphs
 import numpy as np
+import onnx.parser
 import pytest
 from onnx import NodeProto, helper
 
@@ -36,74 +37,15 @@ def node(op: str, *shapes: Sizes, **attributes: Any) -> Node:
 
 WEIGHT = {"t1"}
 
-TIMES = [
-    pytest.param(node("MatMul", (4096, 4096), (4096, 4096), (4096, 4096)), 202.1, 692.0, id="large MatMul"),
-    pytest.param(node("MatMul", (128, 768), (768, 768), (128, 768)), 5.661, 5.525, id="one wave"),
-    pytest.param(node("MatMul", (257, 64), (64, 8449), (257, 8449)), 3.582, 6.160, id="tiles are rounded up"),
-    pytest.param(node("Gemm", (128, 768), (768, 768), (128, 768)), 5.661, 5.525, id="Gemm is a MatMul"),
-    pytest.param(
-        node("Conv", (1, 64, 56, 56), (64, 64, 3, 3), (1, 64, 56, 56)), 5.066, 3.909, id="Conv of 3 x 3"
-    ),
-    pytest.param(
-        node("ConvTranspose", (1, 1026, 188), (1026, 1, 1024), (1, 1, 48896), strides=[256]),
-        642.1,
-        25.72,
-        id="inverse STFT",
-    ),
-    pytest.param(
-        node("ConvTranspose", (1, 64, 8, 8), (64, 32, 3, 3), (1, 32, 8, 8), strides=[1, 1]),
-        5.066,
-        3.518,
-        id="ConvTranspose of stride 1",
-    ),
-    pytest.param(
-        node("ConvTranspose", (2, 64, 32, 32, 32), (64, 32, 2, 2, 2), (2, 32, 64, 64, 64), strides=[2] * 3),
-        859.0,
-        4.062,
-        id="volume",
-    ),
-    pytest.param(node("LSTM", (160, 1, 256), (2, 1024, 256), (160, 2, 1, 256)), 1049.6, 314.93, id="LSTM"),
-    pytest.param(node("GRU", (4, 50, 16), (1, 48, 16), (4, 50, 1, 16), layout=1), 164.0, 49.2, id="GRU"),
-    pytest.param(
-        node("Conv", (1, 512, 14, 14), (512, 512, 1, 1), (1, 512, 14, 14)), 4.867, 1.512, id="Conv of 1 x 1"
-    ),
-    pytest.param(
-        node("Conv", (1, 512, 56, 56), (512, 512, 3, 3), (1, 512, 56, 56)), 33.63, 53.42, id="large Conv"
-    ),
-    pytest.param(node("Conv", (1, 90, 28, 28), (90, 90, 1, 1), (1, 90, 28, 28)), 9.253, 0.2566, id="90"),
-    pytest.param(node("Conv", (1, 96, 28, 28), (96, 96, 1, 1), (1, 96, 28, 28)), 3.578, 0.2753, id="96"),
-    pytest.param(
-        node("Conv", (32, 3, 224, 224), (64, 3, 7, 7), (32, 64, 112, 112), strides=[2, 2]),
-        262.8,
-        13.81,
-        id="a stem",
-    ),
-    pytest.param(
-        node("Conv", (1, 256, 28, 28), (256, 8, 3, 3), (1, 256, 28, 28), group=32), 6.306, 0.4886, id="groups"
-    ),
-    pytest.param(
-        node("Conv", (1, 64, 56, 56), (64, 1, 3, 3), (1, 64, 56, 56), group=64), 3.28, 0.0, id="depthwise"
-    ),
-    pytest.param(
-        node("Conv", (16, 96, 112, 112), (96, 1, 3, 3), (16, 96, 112, 112), group=96),
-        21.39,
-        21.39,
-        id="memory decides",
-    ),
-    pytest.param(node("GlobalAveragePool", (16, 96, 112, 112), (16, 96, 1, 1)), 126.3, 8.029, id="images"),
-    pytest.param(node("LayerNormalization", (128, 768), (768,), (128, 768)), 5.319, 0.0819, id="LayerNorm"),
-    pytest.param(node("ReduceMean", (128, 768), (768,)), 5.265, 0.0413, id="ReduceMean, of a norm"),
-    pytest.param(node("Relu", (1, 64, 56, 56), (1, 64, 56, 56)), 0.2228, 0.1673, id="elementwise"),
-    pytest.param(node("Add", (1, 64, 56, 56), (1, 64, 56, 56), (1, 64, 56, 56)), 0.2228, 0.1673, id="shut"),
-    pytest.param(node("Transpose", (1, 64, 56, 56), (1, 56, 56, 64)), 0.0, 0.1673, id="a view"),
-    pytest.param(node("DepthToSpace", (1, 64, 56, 56), (1, 16, 112, 112)), 0.2228, 0.1673, id="a shuffle"),
-]
 
-
-@pytest.mark.parametrize(("sized", "fp16", "more_in_fp32"), TIMES)
-def test_time_of_a_node(sized: Node, fp16: float, more_in_fp32: float) -> None:
-    assert fp16_us(*sized, WEIGHT) == pytest.approx(fp16, rel=1e-3)
-    assert more_us(*sized, WEIGHT) == pytest.approx(more_in_fp32, rel=1e-3)
+@pytest.mark.parametrize(("call", "shapes", "fp16", "more_in_fp32"), graphs.cases("planning/times.txt"))
+def test_time_of_a_node(call: str, shapes: str, fp16: str, more_in_fp32: str) -> None:
+    parsed = onnx.parser.parse_node(f"y = {call} ()")
+    attributes = {item.name: helper.get_attribute_value(item) for item in parsed.attribute}
+    sizes = [tuple(map(int, shape.split("x"))) for shape in shapes.split()]
+    sized = node(parsed.op_type, *sizes, **attributes)
+    assert fp16_us(*sized, WEIGHT) == pytest.approx(float(fp16), rel=1e-3)
+    assert more_us(*sized, WEIGHT) == pytest.approx(float(more_in_fp32), rel=1e-3)
 
 
 @pytest.mark.parametrize("op", ["Relu", "MatMul", "LayerNormalization"])
