@@ -210,8 +210,8 @@ def _with_verdict(findings: Sequence[Finding], plain: Check | None) -> Iterator[
         yield Finding("wrong-outputs", kind.severity, plain.summary, kind.repair, (), ())
 
 
-WRITTEN_OUT = "upgrade-opset,decompose-operators,decompose-einsum"
-"""The passes that replace operators which the target refuses."""
+WRITTEN_OUT = "upgrade-opset,decompose-operators,clean-casts,decompose-einsum"
+"""The passes that replace nodes which the target refuses."""
 
 
 def _unrepaired(

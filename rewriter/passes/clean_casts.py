@@ -8,9 +8,13 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from rewriter.ir.graph import GraphEditor, attribute, display_name, is_op
+from rewriter.ir.graph.ops import VIEWS
 from rewriter.ir.model import Array
 from rewriter.ir.model.schemas import INTEGERS, KNOWN, SIGNIFICAND, embeds
 from rewriter.passes.base import Change, Context, Event, GraphPass, Refusal
+
+_MOVING = VIEWS - {"Identity", "Concat", "Split"}
+"""Views with one tensor of data, their first input, and one result."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +28,16 @@ class CleanCasts(GraphPass):
     - the second Cast of one tensor to one type;
     - the Cast of a constant, which is converted once: rounded to nearest even, its sign kept.
 
+    TensorRT only casts UINT8, and moves none. So the Cast of an image's bytes moves before their Transpose,
+    Slice or other view.
+
     Casts that round on the way (f32-f16-f32, int64-f32-int64) change values, and Casts that truncate
     (float-int-float) are arithmetic. Both stay, without a report.
 
     Declines:
         - a Cast whose input and output are both inputs or outputs of the graph
         - a constant with values that the new type cannot hold
+        - a view of UINT8 that something else reads than one Cast
     """
 
     example = """
@@ -47,10 +55,38 @@ class CleanCasts(GraphPass):
         for cast in graph.nodes:
             if _is_cast(cast):
                 to = int(attribute(cast, "to"))
+                yield from _lift(graph, cast, to)
                 yield from _shorten(graph, cast, to)
                 event = _drop(graph, cast, to) or _fold(graph, cast, to) or _share(graph, cast, to, first)
                 if event is not None:
                     yield event
+        for node in graph.nodes:
+            if _moves_bytes(graph, node):
+                yield Refusal(
+                    display_name(node),
+                    f"{node.output[0]} is UINT8, and not only read by one Cast: cast it first",
+                )
+
+
+def _lift(graph: GraphEditor, cast: NodeProto, to: int) -> Iterator[Event]:
+    """Moves a Cast from UINT8 before the views that it reads, the last one first."""
+    while _moves_bytes(graph, view := graph.producer(cast.input[0])):
+        if graph.only_consumer(view.output[0]) is not cast:
+            return
+        source, result = view.input[0], cast.output[0]
+        wide = graph.tensor(f"{result}/cast", dtype=to)
+        first = graph.clone_node(cast, [source], [wide])
+        moved = graph.clone_node(view, [wide, *view.input[1:]], [result], name=view.name)
+        graph.replace_producer(result, first, moved)
+        graph.erase_if_dead(view.output[0])
+        cast = first
+        yield Change(display_name(moved), f"a Cast of {source} moved before it: TensorRT moves no UINT8")
+
+
+def _moves_bytes(graph: GraphEditor, node: NodeProto | None) -> TypeGuard[NodeProto]:
+    """True for a view of computed UINT8."""
+    moves = is_op(node, *_MOVING) and graph.dtype(node.input[0]) == TensorProto.UINT8
+    return moves and graph.constant(node.input[0]) is None
 
 
 def _shorten(graph: GraphEditor, cast: NodeProto, to: int) -> Iterator[Event]:

@@ -50,6 +50,8 @@ def test_a_model_that_does_not_build_as_it_came_has_an_exit_code_of_its_own(tmp_
 class Dilating(Simplify):
     """simplify, with a defect: a pooling that changes nothing, and that TensorRT refuses."""
 
+    name = "simplify"
+
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
         node = model.proto.graph.node[-1]
         if node.op_type != "MaxPool":

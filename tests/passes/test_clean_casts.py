@@ -44,6 +44,28 @@ def _with_weight(values: Array) -> Model:
     return load(proto)
 
 
+BYTES = """
+g (uint8[1,4,4,3] x) => (float[1,3,2,4] y, REST) <int64[1] a = {0}, int64[1] b = {2}, int64[1] axis = {2}> {
+    t = Transpose<perm = [0, 3, 1, 2]>(x) s = Slice(t, a, b, axis) c = Cast<to = 1>(s) y = Neg(c) OTHER }"""
+
+
+def test_an_image_of_bytes_is_cast_before_it_is_moved() -> None:
+    before = graph(BYTES.replace(", REST", "").replace("OTHER", ""))
+    after, changes = apply(CleanCasts(), before)
+    assert ops(after) == ["Cast", "Transpose", "Slice", "Neg"] and len(changes.changes) == 2
+    feeds = {"x": np.arange(48, dtype=np.uint8).reshape(1, 4, 4, 3) * 5}
+    np.testing.assert_array_equal(run(after, feeds)[0], run(before, feeds)[0])
+
+
+def test_bytes_that_something_else_reads_stay_and_are_named() -> None:
+    text = BYTES.replace("REST", "uint8[1,3,4,4] z").replace("OTHER", "z = Identity(t)")
+    after, result = apply(CleanCasts(), graph(text))
+    assert ops(after) == ["Transpose", "Cast", "Slice", "Neg", "Identity"]
+    assert [(one.node, one.reason.split(":")[0]) for one in result.refusals] == [
+        ("Transpose(t)", "t is UINT8, and not only read by one Cast")
+    ]
+
+
 WIDER = [
     (F16, F32),
     (BF16, F32),
