@@ -94,20 +94,23 @@ def weights_as_inputs(proto: onnx.ModelProto, weights: Container[str]) -> None:
     replace_items(graph.initializer, [t for t in graph.initializer if t.name not in weights])
 
 
-def isolate_unknown_ops(proto: onnx.ModelProto, *, deprecated: bool = False) -> None:
+def isolate_unknown_ops(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
     """Moves nodes whose operator has no schema at the model's opset to a domain that onnx ignores.
 
-    With `deprecated`, so are deprecated operators: onnx's checker refuses them though every runtime has them
-    (GroupNormalization of opset 18).
+    Returns:
+        The nodes that are deprecated at that opset (GroupNormalization at 18).
     """
     opset = next((o.version for o in proto.opset_import if o.domain in STANDARD_DOMAINS), 0)
-    local = {(f.domain, f.name) for f in proto.functions}
+    local, deprecated = {(f.domain, f.name) for f in proto.functions}, list[onnx.NodeProto]()
     for node in walk_nodes(proto.graph) if opset else ():
         if node.domain in STANDARD_DOMAINS and (node.domain, node.op_type) not in local:
             schema = schema_of(node.op_type, "", opset)
-            if schema is None or (deprecated and schema.deprecated):
+            if schema is None:
                 node.domain = UNKNOWN_DOMAIN
+            elif schema.deprecated:
+                deprecated.append(node)
     proto.opset_import.add(domain=UNKNOWN_DOMAIN, version=1)
+    return deprecated
 
 
 def import_opsets(proto: onnx.ModelProto, other: onnx.ModelProto) -> None:

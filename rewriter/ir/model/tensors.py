@@ -14,7 +14,13 @@ from onnx import ModelProto, TensorProto
 
 from rewriter.base import sandbox
 from rewriter.base.errors import ModelError, NativeError
-from rewriter.ir.model.graphs import isolate_unknown_ops, walk_graphs, walk_nodes, weights_as_inputs
+from rewriter.ir.model.graphs import (
+    UNKNOWN_DOMAIN,
+    isolate_unknown_ops,
+    walk_graphs,
+    walk_nodes,
+    weights_as_inputs,
+)
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -162,18 +168,21 @@ def examine(
 
 
 def _examined(data: bytes, detached: set[str], checks: bool, infers: bool) -> tuple[Facts, str]:
-    """Runs in a child process."""
-    problem = _invalidity(_of_onnx(data, detached, deprecated=True)) if checks else ""
-    infers = infers and not problem
-    return _inferred(_of_onnx(data, detached)) if infers else Facts([], ""), problem
+    """Runs in a child process.
 
-
-def _of_onnx(data: bytes, detached: set[str], *, deprecated: bool = False) -> ModelProto:
-    """A graph as onnx takes it: with detached weights as inputs, and unknown operators apart."""
+    Libraries get the graph with detached weights as inputs, and unknown operators apart.
+    """
     proto = ModelProto.FromString(data)
     weights_as_inputs(proto, detached)
-    isolate_unknown_ops(proto, deprecated=deprecated)
-    return proto
+    deprecated = isolate_unknown_ops(proto)
+    for node in walk_nodes(proto.graph):  # the default is 1: onnx 1.23's shape inference takes it for 0
+        if node.op_type == "STFT" and not any(item.name == "onesided" for item in node.attribute):
+            node.attribute.append(onnx.helper.make_attribute("onesided", 1))
+    written = proto.SerializeToString() if infers else b""
+    for node in deprecated:  # the checker refuses them, though every runtime has them: GroupNormalization-18
+        node.domain = UNKNOWN_DOMAIN
+    problem = _invalidity(proto) if checks else ""
+    return _inferred(written) if infers and not problem else Facts([], ""), problem
 
 
 def _invalidity(proto: ModelProto) -> str:
@@ -197,21 +206,18 @@ def contradiction(problem: str, path: Path | None) -> ModelError:
     )
 
 
-def _inferred(proto: ModelProto) -> Facts:
-    """The facts by shape inference, with the error of strict inference.
+def _inferred(written: bytes) -> Facts:
+    """The facts of a serialised graph by shape inference, with the error of strict inference.
 
     Uses data propagation, which follows computed shapes, unless subgraphs use one name for two tensors: onnx
     keeps the propagated values of all graphs in one table by name, and refuses a name that comes twice.
     """
-    for node in walk_nodes(proto.graph):  # the default is 1: onnx 1.23's shape inference takes it for 0
-        if node.op_type == "STFT" and not any(item.name == "onesided" for item in node.attribute):
-            node.attribute.append(onnx.helper.make_attribute("onesided", 1))
     problem = ""
     for strict, data_prop in product((True, False), repeat=2):
         if strict and problem:
             continue
         try:
-            inferred = onnx.shape_inference.infer_shapes(proto, strict, strict, data_prop)
+            inferred = onnx.shape_inference.infer_shapes(written, strict, strict, data_prop)
             return Facts([_scope(graph) for graph in walk_graphs(inferred.graph)], problem)
         except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
             if "already exists" not in str(error):
