@@ -4,9 +4,11 @@ Names, types and shapes of inputs and outputs stay; the checker and strict shape
 a pass that reports no change leaves the model byte-identical.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import EllipsisType
 from typing import Any
 
@@ -41,11 +43,13 @@ class PassResult:
 class Driver:
     """Runs passes one after the other; `on_pass` is called with each before it runs.
 
-    With `lenient`, a pass that fails is left out, unless it applies the plan.
+    With `lenient`, a pass that fails is left out, unless it applies the plan. Runs with the same list of
+    `drafts` take over the draft that the last one left unchanged, if they start from its result.
     """
 
     on_pass: Callable[[Pass], None] = lambda _: None
     lenient: bool = False
+    drafts: list[Draft] = field(default_factory=list)
 
     def run(self, model: Model, passes: Sequence[Pass], context: Context) -> tuple[Model, list[PassResult]]:
         """Returns the rewritten model and one result for each pass; `model` itself is unchanged.
@@ -57,13 +61,15 @@ class Driver:
             PassError: a pass broke the contract; the message names it and the passes before it. Other errors
                 of a pass are passed on.
         """
-        current, draft = with_lifted_weights(model), None
+        current = with_lifted_weights(model)
+        draft = next((draft for draft in self.drafts if draft.original is current), None)
+        self.drafts.clear()
         strict = not current.facts().contradiction  # the user's own model may have some
         results: list[PassResult] = []
         for step in passes:
             self.on_pass(step)
             start = time.perf_counter()
-            draft = draft or _Draft(current)
+            draft = draft or Draft(current)
             events, failure = list[Event](), ""
             try:
                 events = _run_one(draft, step, context, strict, [r.name for r in results])
@@ -78,6 +84,7 @@ class Driver:
             results.append(PassResult(step.name, changes, refusals, time.perf_counter() - start, failure))
             current = draft.model if draft is not None and changes else current
             draft = draft if draft is not None and draft.unchanged else None
+        self.drafts.extend([draft] if draft is not None else [])
         changed = any(result.changes for result in results)
         return current if changed else model, results
 
@@ -90,7 +97,7 @@ def inlined(model: Model) -> Model:
     return rewritten
 
 
-class _Draft:
+class Draft:
     """A copy of a model for passes to edit.
 
     Most passes change nothing: those in a row share one draft up to the first change, and graph passes share
@@ -119,7 +126,7 @@ class _Draft:
                     yield from step.rewrite(editor, context)
 
 
-def _run_one(draft: _Draft, step: Pass, context: Context, strict: bool, earlier: list[str]) -> list[Event]:
+def _run_one(draft: Draft, step: Pass, context: Context, strict: bool, earlier: list[str]) -> list[Event]:
     """Runs a pass on a draft, and holds it to the contract; without a Change the model must be the same."""
     original = draft.original
     try:

@@ -176,6 +176,7 @@ def attempt(candidate: Candidate, workload: Workload, deadline: float = math.inf
     weights, earlier = calibrated.model.weights.values(), calibrated.passes
     rounded = calibrated.memory.rounded if sum(w.nbytes for w in weights) <= ROUNDED_ONCE else None
     fixed, passes = rewrite(candidate, workload, calibrated.model, lowering, earlier, plan, ranges, rounded)
+    workload.drafts.clear()  # nothing starts from this result, and checks need the memory
     for result in (result for result in passes if result.failure):
         text = f"pass {result.name} failed on this model and was left out: {result.failure}"
         warnings.append(f"{text}; please report it with the model")
@@ -200,7 +201,7 @@ def rewrite(
     """Returns the model after passes, and the results of all passes so far: the `earlier` ones come first."""
     job, stage, numbers = workload.job, workload.stage, count(len(earlier))
     report = partial(stage.report, "rewriting", total=len(candidate.steps))
-    driver = Driver(lambda step: report(next(numbers), detail=f": {step.name}"), lenient=True)
+    driver = Driver(lambda step: report(next(numbers), detail=f": {step.name}"), True, workload.drafts)
     precision = candidate.precision  # a given plan excludes these options, and holds what the user keeps
     asked = NodePatterns(precision.keep_nodes, precision.keep_ops)
     kept = asked if job.plan is None else kept_by_user(job.plan)

@@ -18,7 +18,7 @@ from rewriter.jobs.fix.provenance import made_by_fix
 from rewriter.jobs.search.effort import RunCost
 from rewriter.jobs.search.trials import Memory
 from rewriter.passes.base import Pass, Stage
-from rewriter.pipeline.driver import PassResult
+from rewriter.pipeline.driver import Draft, PassResult
 from rewriter.runtime.emulation import Accumulation
 from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.inputs import Samples
@@ -73,6 +73,7 @@ class Workload:
     plain: Check | None = None  # the emulation of plain FP16 or BF16; None if nothing is verified
     calibrated: dict[tuple[Pass, ...], CalibratedModel] = field(default_factory=dict)
     started: dict[tuple[Pass, ...], tuple[Model, tuple[PassResult, ...]]] = field(default_factory=dict)
+    drafts: list[Draft] = field(default_factory=list)  # as of `Driver`
 
     @property
     def before(self) -> tuple[OutputComparison, ...]:
