@@ -107,7 +107,7 @@ def test_a_search_goes_on_from_the_runs_of_an_earlier_one() -> None:
         one, other = reachable(own, goal), reachable(later, goal)
         assert (one.plan, one.value, one.met) == (other.plan, other.value, other.met)
         opened.append(other.emulations - one.emulations)
-    assert opened[0] == 0 and opened[1] < 0 and len(memory.shares) == 1
+    assert opened[0] == 0 and opened[1] < 0 and len(memory.ranked) == 1
     assert {key[-1] for key in memory.runs} == {4, 2}
 
 
@@ -116,7 +116,7 @@ def test_what_errs_at_the_start_and_is_amplified_goes_to_fp32_alone() -> None:
     rest = " ".join(f"t{n} = Mul(t{n - 1}, k)" for n in range(1, 22))
     text = f"g (float[64] x) => (float[64] t21) <float k = {{1.01}}> {{a = Mul(x, k) t0 = Sub(a, x) {rest}}}"
     found = searched(graphs.graph(text), ErrorLimit(5e-3))
-    assert found.met and found.plan.fp32 <= {"0:a", "0:t0", "0:t1"}
+    assert found.met and {"0:a", "0:t0"} <= found.plan.fp32 and len(found.plan.fp32) <= 3
 
 
 SLOW_SCAN = """

@@ -44,6 +44,9 @@ NEAR_FP32 = 1.25
 """Largest limit, in units of FP32's error, at which only the ranking decides: such a network amplifies
 rounding. The start of a LeViT that met the limit on three samples had 2.8 times FP32's error on a fourth."""
 
+DOUBT = 1.25
+"""Largest ratio of two foretold errors at which the plan with the larger one is emulated, too."""
+
 SPREAD = 0.1
 """Share of latency that the ranking's plan adds from which other rankings are tried, too."""
 
@@ -136,7 +139,8 @@ def cheapest(trials: Trials, goal: ErrorLimit) -> Found:
     """Puts the best-ranked nodes in FP32 until a tolerance is met, by bisection.
 
     If they cost more than `SPREAD`, the start of the graph is tried, too, and the nodes with the largest own
-    errors. Last, the end of the sequence may do without its start.
+    errors. Last, the end of the sequence may do without its start. Plans that are foretold to miss the
+    tolerance, or to save no latency, are not emulated.
 
     Where the tolerance is out of reach, the plan comes close to all nodes in FP32: the caller judges it by
     other measures, too.
@@ -154,20 +158,40 @@ def cheapest(trials: Trials, goal: ErrorLimit) -> Found:
     def cost(keys: Sequence[str]) -> float:
         return trials.latency_us(AddedNodes(keys))
 
+    def value(keys: Sequence[str]) -> float:
+        return trials.value(AddedNodes(keys))
+
     def costs_latency(keys: Sequence[str]) -> bool:
         return cost(keys) > (1.0 + SPREAD) * cost([])
 
-    chosen = _shortest(trials, close, ranked, foretold=not goal.measure.least)
-    near = not goal.measure.least and goal.tolerance <= NEAR_FP32 * best
+    foretold = not goal.measure.least
+    chosen = _shortest(trials, close, ranked, foretold=foretold)
+    near = foretold and goal.tolerance <= NEAR_FP32 * best
     if not near and costs_latency(chosen):  # many nodes cause the error, none much of it
         for keys in (_in_order(trials, ranked), _by_own_error(trials, ranked)):
             if costs_latency(chosen):
                 cheaper = _cheaper(trials, keys, chosen)
-                if cheaper and close.meets(trials.value(AddedNodes(cheaper))):
+                if cheaper and _promises(trials, cheaper, chosen) and close.meets(value(cheaper)):
                     chosen = _shortest(trials, close, cheaper)
-        chosen = _shortest(trials, close, chosen[::-1])
+        chosen = _without_start(trials, close, chosen)
     found = trials.found(goal, AddedNodes(chosen), met=met)
     return found if met else replace(found, value=best)
+
+
+def _without_start(trials: Trials, goal: ErrorLimit, chosen: Sequence[str]) -> Sequence[str]:
+    """The shortest end of the chosen nodes that meets the goal; all where it is foretold to save nothing."""
+    backwards = chosen[::-1]
+    fewest = bisect(len(chosen), lambda end: _promises(trials, backwards[:end], chosen))
+    costs = [trials.latency_us(AddedNodes(keys)) for keys in ((), backwards[:fewest], chosen)]
+    return _shortest(trials, goal, backwards) if costs[2] - costs[1] > NOISE / 2.0 * costs[0] else chosen
+
+
+def _promises(trials: Trials, keys: Sequence[str], chosen: Sequence[str]) -> bool:
+    """True if nodes in FP32 leave no much larger error than the chosen ones, by the shares of all others."""
+    if trials.metric.least:
+        return True
+    left, limit = (trials.open_share(AddedNodes(added)) for added in (keys, chosen))
+    return left <= DOUBT**2 * limit
 
 
 def _cheaper(trials: Trials, keys: Sequence[str], chosen: Sequence[str]) -> Sequence[str]:
@@ -193,8 +217,12 @@ def _shortest(
         return trials.value(AddedNodes(keys[:end]))
 
     def enough(low: int, high: int) -> bool:
-        costs = [trials.latency_us(AddedNodes(keys[:end])) for end in (0, low, high)]
-        return trials.count >= ENOUGH and costs[2] - costs[1] <= NOISE / 2.0 * costs[0]
+        if foretold and trials.slow:
+            return cost(high) - cost(guess(low, high)) <= NOISE * cost(0)
+        return trials.count >= ENOUGH and cost(high) - cost(low) <= NOISE / 2.0 * cost(0)
+
+    def cost(end: int) -> float:
+        return trials.latency_us(AddedNodes(keys[:end]))
 
     def guess(low: int, high: int) -> int:
         before, after = value(low) ** 2, value(high) ** 2
@@ -204,7 +232,8 @@ def _shortest(
         wanted = (before - goal.tolerance**2) / (before - after)
         return min(low + 1 + int(np.searchsorted(sums, wanted * sums[-1])), high - 1)
 
-    end = bisect(len(keys), lambda end: goal.meets(value(end)), enough, guess if foretold else halfway)
+    splits = (guess, guess, halfway) if trials.slow else (guess, halfway)
+    end = bisect(len(keys), lambda end: goal.meets(value(end)), enough, splits if foretold else (halfway,))
     return keys[:end]
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
 
+from rewriter.base.sandbox import processor_s
 from rewriter.base.stopwatch import seconds_left, within
 from rewriter.hazards.analysis import GraphAnalysis, PrecisionRequest
 from rewriter.hazards.planning.free_fp32 import RULE
@@ -42,7 +43,7 @@ LEAST_US = 0.01
 ROUNDED = 2.0 * ONE_ROUNDING
 """Largest error of a node that rounds its result, and else computes exactly: its operands may be rounded."""
 
-RANKING = 0.25  # share of a search's time in which the contributions of nodes are told apart
+SLOW_S = 2.0  # CPU seconds of an emulation from which a search ends near the best plan
 CHECKS = 2  # emulations of each sample by a check: as it is built, and with TF32 off
 
 AddedNodes = frozenset[str]
@@ -58,12 +59,14 @@ class Memory:
 
     Attributes:
         rounded: As of `Context`.
-        runs: Outputs of emulated plans. `shares`: as of `Trials`, from the first sample.
+        runs: Outputs of emulated plans. `ranked`: errors and shares as of `Trials`, from the first sample.
+        emulation_s: Most CPU seconds of an emulation.
     """
 
     rounded: Shared = field(default_factory=dict)
     runs: dict[tuple[object, ...], Mapping[str, Array]] = field(default_factory=dict)
-    shares: dict[tuple[object, ...], Mapping[str, float]] = field(default_factory=dict)
+    ranked: dict[tuple[object, ...], tuple[dict[str, float], dict[str, float]]] = field(default_factory=dict)
+    emulation_s: float = 0.0
 
 
 Split = Callable[[int, int], int]
@@ -78,16 +81,16 @@ def bisect(
     high: int,
     test: Callable[[int], bool],
     enough: Callable[[int, int], bool] = lambda low, high: False,
-    guess: Split = halfway,
+    splits: Sequence[Split] = (halfway,),
 ) -> int:
     """Returns the smallest number from 1 to `high` that passes the test, which `high` passes.
 
-    It ends early, with a larger one, where it is `enough` to know a failing and a passing number. It tests a
-    `guess` between the two and what is halfway, in turn.
+    It ends early, with a larger one, where it is `enough` to know a failing and a passing number. It tests
+    what `splits` say between the two, in turn.
     """
-    low, splits = 0, itertools.cycle((guess, halfway))
+    low, turns = 0, itertools.cycle(splits)
     while high - low > 1 and not enough(low, high):
-        middle = next(splits)(low, high)
+        middle = next(turns)(low, high)
         low, high = (low, middle) if test(middle) else (middle, high)
     return high
 
@@ -186,13 +189,15 @@ class Trials:
         missing = [(n, s) for n, s in zip(places, self.samples, strict=True) if n not in runs]
         if missing:
             self.count += 1
-            start, low = time.monotonic(), lowered(self.model, plan, self.means_of)
+            start, began = time.monotonic(), processor_s()
+            low = lowered(self.model, plan, self.means_of)
             shown = with_states(low) if self.states else low
             with Session(emulation(shown, self.accumulation, tf32=True, backwards=True)) as session:
                 opened = time.monotonic()
                 runs |= {place: session.run(as_declared(low, sample)) for place, sample in missing}
             run_s = (time.monotonic() - opened) / len(missing)
             self._check_s = max(self._check_s, CHECKS * (opened - start + self.checked * run_s))
+            self.memory.emulation_s = max(self.memory.emulation_s, processor_s() - began)
         for place in self.places:
             if sum(array.nbytes for array in runs[place].values()) <= KEPT_BYTES:
                 self.memory.runs[*kept, place] = runs[place]
@@ -205,6 +210,16 @@ class Trials:
 
     def _worst(self, values: Sequence[float]) -> float:
         return min(values) if self.metric.least else max(values)
+
+    def open_share(self, added: AddedNodes) -> float:
+        """The squared error of the outputs that nodes cause which a candidate's plan leaves as they are."""
+        fp32 = self.plan_of(added).fp32
+        return math.fsum(share for key, share in self.shares.items() if key not in fp32)
+
+    @property
+    def slow(self) -> bool:
+        """True if an emulation costs so much that a plan near the best one is enough."""
+        return self.memory.emulation_s > SLOW_S
 
     def latency_us(self, added: AddedNodes) -> float:
         return self.prices.total_us(self.plan_of(added))
@@ -255,14 +270,7 @@ class Trials:
     @cached_property
     def shares(self) -> dict[str, float]:
         """The squared error of the outputs that each node causes under the rules' plan, by its key."""
-        key = (*self._key(self.plan), *self.places[:1])
-        if not self.places or key not in self.memory.shares:
-            with self._in_time():
-                errors, now = self.errors, time.monotonic()
-                until = now + RANKING * (self.deadline - now)
-                self.memory.shares[key] = contributions(self.model, errors, self.samples[0], until)
-        known, squares = self.memory.shares[key], {n: error * error for n, error in self.errors.items()}
-        return {n: known.get(n, own) if own < math.inf else own for n, own in squares.items()}
+        return self._ranked[1]
 
     @cached_property
     def errors(self) -> dict[str, float]:
@@ -271,12 +279,23 @@ class Trials:
         Nodes without float outputs have the largest error of their inputs. A model too large to rank with
         FP16 sums has the errors of its Convs' sums by their depth.
         """
+        return self._ranked[0]
+
+    @cached_property
+    def _ranked(self) -> tuple[dict[str, float], dict[str, float]]:
+        """`errors` and `shares`, which are measured in one run."""
+        key = (*self._key(self.plan), *self.places[:1])
+        if not self.places or key not in self.memory.ranked:
+            self.memory.ranked[key] = self._rank()
+        return self.memory.ranked[key]
+
+    def _rank(self) -> tuple[dict[str, float], dict[str, float]]:
         self.count += 1
         tensors: dict[str, float] = {}
         errors: dict[str, float] = {}
         low = lowered(self.model, self.plan, self.means_of)
         with self._in_time():
-            rows = diverge(self.model, low, self.samples, self.ranking_sums, totals=False)
+            rows = diverge(self.model, low, self.samples[:1], self.ranking_sums)
         for row in rows:
             if row.added > 0.0:
                 tensors[row.tensor] = max(tensors.get(row.tensor, 0.0), row.added)
@@ -291,10 +310,15 @@ class Trials:
                 sizes = [size if isinstance(size, int) else 1 for size in weight.shape]
                 errors[key] = math.hypot(errors.get(key, 0.0), sum_error(conv_depth(node, sizes)))
         wrong = state_errors(self.states, self._runs(self.plan)) if self.states else {}
+        states: dict[str, float] = {}
         for node, *_, name in unread_states(self.model) if wrong else ():
             key = node_key(0, node)
-            errors[key] = max(errors.get(key, 0.0), wrong.get(name, 0.0))
-        return errors
+            states[key] = max(states.get(key, 0.0), wrong.get(name, 0.0))
+        shares = contributions(self.model, rows, errors)
+        for key, error in states.items():
+            errors[key] = max(errors.get(key, 0.0), error)
+            shares[key] = shares.get(key, 0.0) + error * error
+        return errors, shares
 
     @cached_property
     def _inside(self) -> Mapping[str, Mapping[bool, list[str]]]:

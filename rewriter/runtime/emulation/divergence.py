@@ -43,6 +43,7 @@ class NodeError:
     # by the node itself, on the original's exact values: from weights, arithmetic and its result's rounding
     added: float = 0.0
     total: float = 0.0  # error of the tensor in the emulated model, with the errors of all nodes before it
+    norm: float = 0.0  # L2 norm of the original's tensor
 
 
 Norms = tuple[str, str, str]
@@ -54,7 +55,7 @@ class SideBySide:
 
     `known` has the position of the node that makes each tensor of the original, -1 for its inputs; `narrowed`
     has the FP16 and BF16 tensors of roundings, each with the tensor that is rounded. The emulated model has
-    the tensors of `exponents` times 2^exponent; without `totals`, its own errors are not measured.
+    the tensors of `exponents` times 2^exponent.
     """
 
     def __init__(
@@ -62,10 +63,8 @@ class SideBySide:
         original: Model,
         emulated: Model,
         exponents: Mapping[str, int] = UNSCALED,
-        *,
-        totals: bool = True,
     ) -> None:
-        self.original, self.emulated, self.totals = original, emulated, totals
+        self.original, self.emulated = original, emulated
         self.facts = original.facts().main
         self.nodes: list[NodeProto] = []
         self.emit = NodeList(map(f"{DISTANCE}{{}}".format, itertools.count()), original.opset, self.nodes)
@@ -112,8 +111,7 @@ class SideBySide:
 
     def _emulate(self, node: NodeProto) -> None:
         """Add an emulated node, its distances and, if it may add an error, a copy on exact operands."""
-        if self.totals or node.output[0] in self.constants:
-            self.nodes.append(_renamed(node, EMULATED.__add__, EMULATED.__add__))
+        self.nodes.append(_renamed(node, EMULATED.__add__, EMULATED.__add__))
         if node.output[0] in self.constants:
             return
         # the node may differ from the original's on exact operands
@@ -157,8 +155,7 @@ class SideBySide:
     def _compare(self, match: str, name: str, errs: bool, op: str) -> None:
         exact = self._expected(match)
         own = self._distance(LOCAL + name, exact) if errs else ""
-        total = self._distance(EMULATED + name, exact) if self.totals else ""
-        norms = (self._norm(exact), total, own)
+        norms = (self._norm(exact), self._distance(EMULATED + name, exact), own)
         position = self.known[match]
         row = NodeError(match, "Input", "", match)
         if position >= 0:
@@ -225,8 +222,6 @@ def diverge(
     accumulation: Accumulation = "fp16",
     # tensors of `original` that `fixed` has multiplied by 2^exponent (pass `rescale`)
     exponents: Mapping[str, int] = UNSCALED,
-    *,
-    totals: bool = True,  # False: the `total` of every node is 0.0, which is quicker
 ) -> tuple[NodeError, ...]:
     """The errors of all float tensors of the main graph over all samples, in the order of computation.
 
@@ -237,7 +232,6 @@ def diverge(
         reference(import_float64(original)),
         emulation(fixed, accumulation, tf32=True),
         exponents,
-        totals=totals,
     )
     if not pair.rows:
         return ()  # ONNX Runtime refuses a model without outputs
@@ -250,7 +244,7 @@ def diverge(
             squares += np.square(np.asarray(norms, np.float64).reshape(-1, 3))
     figures = zip(pair.rows, np.sqrt(squares).tolist(), strict=True)
     return tuple(
-        replace(row, added=_ratio(added, scale), total=_ratio(total, scale))
+        replace(row, added=_ratio(added, scale), total=_ratio(total, scale), norm=scale)
         for (row, _), (scale, total, added) in figures
     )
 
