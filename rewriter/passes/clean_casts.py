@@ -61,7 +61,7 @@ class CleanCasts(GraphPass):
                 if event is not None:
                     yield event
         for node in graph.nodes:
-            if _moves_bytes(graph, node):
+            if _moves_bytes(node, graph):
                 yield Refusal(
                     display_name(node),
                     f"{node.output[0]} is UINT8, and not only read by one Cast: cast it first",
@@ -70,7 +70,7 @@ class CleanCasts(GraphPass):
 
 def _lift(graph: GraphEditor, cast: NodeProto, to: int) -> Iterator[Event]:
     """Moves a Cast from UINT8 before the views that it reads, the last one first."""
-    while _moves_bytes(graph, view := graph.producer(cast.input[0])):
+    while _moves_bytes(view := graph.producer(cast.input[0]), graph):
         if graph.only_consumer(view.output[0]) is not cast:
             return
         source, result = view.input[0], cast.output[0]
@@ -83,10 +83,11 @@ def _lift(graph: GraphEditor, cast: NodeProto, to: int) -> Iterator[Event]:
         yield Change(display_name(moved), f"a Cast of {source} moved before it: TensorRT moves no UINT8")
 
 
-def _moves_bytes(graph: GraphEditor, node: NodeProto | None) -> TypeGuard[NodeProto]:
+def _moves_bytes(node: NodeProto | None, graph: GraphEditor) -> TypeGuard[NodeProto]:
     """True for a view of computed UINT8."""
-    moves = is_op(node, *_MOVING) and graph.dtype(node.input[0]) == TensorProto.UINT8
-    return moves and graph.constant(node.input[0]) is None
+    if not is_op(node, *_MOVING) or graph.constant(node.input[0]) is not None:
+        return False
+    return graph.dtype(node.input[0]) == TensorProto.UINT8
 
 
 def _shorten(graph: GraphEditor, cast: NodeProto, to: int) -> Iterator[Event]:

@@ -16,6 +16,7 @@ from nightly import NIGHTLY
 from paths import ROOT
 
 from rewriter.base.errors import ArithmeticRunError
+from rewriter.ir.graph.node_list import BLOCK
 from rewriter.ir.model import Array, Model, load
 from rewriter.ir.model.tensors import TensorFacts
 from rewriter.ir.plan import Range
@@ -24,7 +25,7 @@ from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.ranges import Ranges, measure, range_of
 from rewriter.runtime.ranges.depth import along_depth
 from rewriter.runtime.ranges.instrument import instrument
-from rewriter.runtime.ranges.reductions import BLOCK, SMALL
+from rewriter.runtime.ranges.reductions import SMALL
 
 MODELS = ROOT / "models"
 FP32_MAX = float(np.finfo(np.float32).max)
