@@ -202,9 +202,8 @@ def auto_convert_mixed_precision(
         search: dict[str, Any] = {"inputs": feed_dict, "metric": f"{__name__}:rejected", "tolerance": 0.5}
         return _converted(loaded, "fp16", keep_io_types, passes=LIGHT, verify=True, build=False, **search)
     except _RejectedError:
-        result = load(
-            _converted(loaded, "fp16", keep_io_types, passes=LIGHT, keep_fp32="*", inputs=feed_dict)
-        )
+        whole: dict[str, Any] = {"passes": LIGHT, "keep_fp32": "*", "inputs": feed_dict}
+        result = load(_converted(loaded, "fp16", keep_io_types, **whole))
         (last,) = run_all(reference(result), [as_declared(result, feed_dict)])
         if not accepted(exact, last):
             raise ValueError("validation failed for final fp16 model") from None
@@ -249,9 +248,8 @@ def _loaded(source: Any, argument: str) -> Model:
 def _named(model: Model, patterns: Sequence[str] | None, argument: str) -> list[str]:
     """The names of nodes that one of these expressions fits from the beginning, as `keep_fp32` takes them."""
     try:
-        fitting = [
-            re.compile(pattern) for pattern in ([patterns] if isinstance(patterns, str) else patterns or ())
-        ]
+        listed = [patterns] if isinstance(patterns, str) else patterns or ()
+        fitting = [re.compile(pattern) for pattern in listed]
     except (re.error, TypeError) as error:
         raise UsageError(f"it cannot be {patterns!r}", option=argument, hint=f"{error}") from error
     nodes = enumerate(walk_nodes(model.proto.graph))

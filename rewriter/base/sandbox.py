@@ -190,12 +190,9 @@ class Worker:
         code, log = self._wait(), self.log
         self.close()
         if after_s is not None:
-            return NativeError(
-                f"{self.doing} gave no result within {after_s:.0f} s, and was stopped",
-                hint="the model may hold an endless loop, or grow without limit when it is expanded",
-                cause="timeout",
-                log=log,
-            )
+            what = f"{self.doing} gave no result within {after_s:.0f} s, and was stopped"
+            hint = "the model may hold an endless loop, or grow without limit when it is expanded"
+            return NativeError(what, hint=hint, cause="timeout", log=log)
         cause = signal.Signals(-code).name if -code in {*signal.Signals} else f"exit code {code}"
         hint = "the model makes a native library fail: look at the attributes and shapes of its nodes"
         if cause == "SIGKILL":

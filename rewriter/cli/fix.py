@@ -60,9 +60,8 @@ def fix(models: Models, outputs: Outputs, output: Output = None, **given: Any) -
         output = model.with_suffix(".fixed.onnx")
         if output.exists() and not is_result_of(output, model):
             hint = "name the result with -o, or say `in-place` or `dry-run`"
-            raise UsageError(
-                "it exists, and is not replaced unless you name it", where=str(output), hint=hint
-            )
+            what = "it exists, and is not replaced unless you name it"
+            raise UsageError(what, where=str(output), hint=hint)
     resolved = configured(given, model, quiet=outputs.quiet)
     values, save_plan = resolved.values, given.get("save_plan")
     read = [model, *data_files(model), values["plan"], values["inputs"], resolved.configuration.file]

@@ -52,10 +52,9 @@ def slow_state(analysis: GraphAnalysis, limit: float = SLOW_STEP) -> Iterator[Ha
     """
     for node in analysis.nodes:
         if node.op_type in LOOPS | RECURRENT:
-            moving = ((name, _slow(analysis, name, limit)) for name in node.output)
-            yield from (
-                analysis.hazard(node, "slow-state", reason, name) for name, reason in moving if reason
-            )
+            for name in node.output:
+                if reason := _slow(analysis, name, limit):
+                    yield analysis.hazard(node, "slow-state", reason, name)
     owner = analysis.graph.owner
     inner = [after for _, after in states(owner, analysis.graph.graph)] if owner is not None else []
     entered = {tensor for node in analysis.nodes if node.op_type in RECURRENT for tensor in node.input}

@@ -47,10 +47,8 @@ def _severity(analysis: GraphAnalysis, tensor: str, measured: Range) -> tuple[Se
         nan = math.isnan(measured.mean_abs)
         return ("warning", "is NaN in FP32 already") if nan else ("note", "is infinite in FP32 already")
     if measured.absmax <= analysis.largest:
-        return (
-            "warning",
-            f"comes within a factor of {figure(measured.headroom)} of {figure(analysis.largest)}",
-        )
+        factor, end = figure(measured.headroom), figure(analysis.largest)
+        return "warning", f"comes within a factor of {factor} of {end}"
     if measured.high <= analysis.limit and _only_feeds(analysis, tensor, {"Softmax"}):
         return "note", "has huge negative numbers, which Softmax turns into zeros"
     if _saturates(analysis, tensor):
@@ -64,11 +62,9 @@ def excess(analysis: GraphAnalysis, tensor: str) -> bool:
     if value is not None:  # a constant needs no head-room
         return largest(value) > analysis.largest
     measured = analysis.range(tensor)
-    return (
-        measured is not None
-        and measured.reach > analysis.largest
-        and not _is_mask(analysis, tensor, measured)
-    )
+    if measured is None or not measured.reach > analysis.largest:
+        return False
+    return not _is_mask(analysis, tensor, measured)
 
 
 def largest(value: Array) -> float:

@@ -46,9 +46,8 @@ def unfused_norm(analysis: GraphAnalysis) -> Iterator[Hazard]:
 
 def _inside(analysis: GraphAnalysis, norm: Norm) -> tuple[str, Severity, str, Evidence]:
     """The tensor with the largest value inside a norm, a severity, the reason, and the kind of evidence."""
-    inner = [
-        (t, node) for node in norm.nodes for t in node.output if t != norm.output and analysis.is_float(t)
-    ]
+    written = ((t, node) for node in norm.nodes for t in node.output if t != norm.output)
+    inner = [(t, node) for t, node in written if analysis.is_float(t)]
     measured = [(r.absmax, t, node) for t, node in inner if (r := analysis.range(t)) is not None]
     part = f"the decomposed {norm.kind} that ends in {norm.output}"
     worst, tensor, node = max(measured, key=lambda entry: entry[0], default=(0.0, norm.input, None))
@@ -132,9 +131,7 @@ def _centres(analysis: GraphAnalysis, norm: Norm) -> bool:
     """True if subtracting the mean does not cancel: a rounded mean shifts all values."""
     before = analysis.range(norm.input)
     after = [analysis.range(n.output[0]) for n in norm.nodes if n.op_type == "Sub"]
-    return before is not None and all(
-        m is not None and before.mean_abs <= MEAN_RATIO * m.mean_abs for m in after
-    )
+    return before is not None and all(m and before.mean_abs <= MEAN_RATIO * m.mean_abs for m in after)
 
 
 def lost_epsilon(analysis: GraphAnalysis) -> Iterator[Hazard]:
@@ -145,10 +142,8 @@ def lost_epsilon(analysis: GraphAnalysis) -> Iterator[Hazard]:
     if not analysis.is_fp16:
         return
     sums = VIEWS | {"ReduceSum", "ReduceMean", "ReduceL2", "Sqrt", "Pow"}
-    norms = [
-        norm for norm in analysis.norms if fits_inside(analysis, norm) or _before_maximum(analysis, norm)
-    ]
-    settled = {id(n) for norm in norms for n in norm.nodes}
+    fits = (n for n in analysis.norms if fits_inside(analysis, n) or _before_maximum(analysis, n))
+    settled = {id(node) for norm in fits for node in norm.nodes}
     for node in analysis.nodes:
         hazard = _epsilon(analysis, node) if id(node) not in settled else None
         guarded = _guarded(analysis, node.output[0]) if hazard else []

@@ -53,18 +53,14 @@ def steep_functions(analysis: GraphAnalysis) -> Iterator[Hazard]:
     bank of mel filters, cancel nothing and lose nothing.
     """
     for node, tensor, inside in _steep(analysis):
-        advice = f"and {display_name(node)} shows it: build with TF32 off"
+        name = display_name(node)
+        advice = f"as inexact as FP16, and {name} shows it: build with TF32 off"
         for transform in (n for n in inside if _uses_tf32(analysis, n)):
-            reason = (
-                f"{display_name(transform)}: an FP32 engine computes it in TF32, as inexact as FP16, {advice}"
-            )
+            reason = f"{display_name(transform)}: an FP32 engine computes it in TF32, {advice}"
             yield analysis.hazard(transform, "tf32", reason, tensor, "warning")
         measured = analysis.range(tensor)
         span = f"values from {measured.low:.3g} to {measured.high:.3g}" if measured else "values"
-        reason = (
-            f"{display_name(node)} reads {span} of the transformed input: FP16 rounds away the small ones"
-        )
-        name = display_name(node)
+        reason = f"{name} reads {span} of the transformed input: FP16 rounds away the small ones"
         for inner in (node, *inside):
             yield analysis.hazard(inner, "steep-function", reason, tensor, about=name)
 
@@ -230,11 +226,8 @@ def differences(analysis: GraphAnalysis) -> Iterator[Hazard]:
         least = min(abs(rest.low), abs(rest.high))
         nodes = _square_terms(analysis, node) if size > _CANCELS * min(least, left) else None
         if nodes and any(n.op_type in _PRODUCTS for n in nodes):  # distances, of which the least count
-            left = (
-                least
-                if rest.low * rest.high >= 0.0 or least < size / EXACT_INTEGERS[analysis.request.low]
-                else left
-            )
+            exact = size / EXACT_INTEGERS[analysis.request.low]
+            left = least if rest.low * rest.high >= 0.0 or least < exact else left
         if nodes is None or size <= _CANCELS * left:
             apart = size > _CANCELS_INPUTS * left and size > 2.0 * rest.absmax  # a mask is exact
             nodes = from_inputs(analysis, node.input, partial(_moves_inputs, analysis)) if apart else None

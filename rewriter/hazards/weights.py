@@ -110,12 +110,10 @@ def batch_statistics(analysis: GraphAnalysis) -> Iterator[Hazard]:
         epsilon = float(attribute(node, "epsilon", 1e-5))
         worst = _worst_channel(vectors, epsilon)
         if worst > WEIGHT_ERROR:
-            reason = (
-                f"{display_name(node)}: statistics in FP16 change the factor of one channel by {worst:.2%}"
-            )
+            what = f"statistics in FP16 change the factor of one channel by {worst:.2%}"
             if math.isinf(worst):
-                reason = f"{display_name(node)}: statistics up to {max(np.abs(v).max() for v in vectors):.4g}"
-            yield analysis.hazard(node, "weights", reason, node.input[4])
+                what = f"statistics up to {max(np.abs(v).max() for v in vectors):.4g}"
+            yield analysis.hazard(node, "weights", f"{display_name(node)}: {what}", node.input[4])
 
 
 def _worst_channel(vectors: Sequence[Array], epsilon: float) -> float:

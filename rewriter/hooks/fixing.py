@@ -69,11 +69,9 @@ class HookOptions:
         names = [name for name in declarations(FixOptions) if name not in OWN]
         for name in self.fix:
             if name not in names:
-                raise UsageError(
-                    "it has no meaning in a hook" if name in OWN else "rewriter.fix has no such argument",
-                    where=f"fix={{{name!r}: ...}}",
-                    hint=f"choose from {', '.join(names)}",
-                )
+                what = "it has no meaning in a hook" if name in OWN else "rewriter.fix has no such argument"
+                hint = f"choose from {', '.join(names)}"
+                raise UsageError(what, where=f"fix={{{name!r}: ...}}", hint=hint)
         if self.calibration is not None and self.fix.get("inputs") is not None:
             raise UsageError("samples are passed twice", where="calibration=", hint="remove fix['inputs']")
         if self.samples < 1:
@@ -87,9 +85,8 @@ def require(module: str, package: str, hook: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or module.partition(".")[0] != error.name.partition(".")[0]:
             raise  # the library is installed, but a dependency of it is not
-        raise ImportError(
-            f"{hook} needs {package}, which is not installed: pip install {package}", name=error.name
-        ) from None
+        what = f"{hook} needs {package}, which is not installed: pip install {package}"
+        raise ImportError(what, name=error.name) from None
 
 
 class FixWarning(UserWarning):

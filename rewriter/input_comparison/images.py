@@ -177,17 +177,15 @@ def relation(ours: Array, theirs: Array) -> Relation | None:
     """The simplest good relation; None if they are no images, differ in size, or show different things."""
     relations = []
     for axes in axes_pairs(ours.shape, theirs.shape):
-        sides = [
-            canonical(a, x)[:SAMPLE].astype(np.float64) for a, x in zip((ours, theirs), axes, strict=True)
-        ]
+        pairs = zip((ours, theirs), axes, strict=True)
+        sides = [canonical(array, order)[:SAMPLE].astype(np.float64) for array, order in pairs]
         if sides[0].shape == sides[1].shape and all(np.isfinite(side).all() for side in sides):
             window = common(*sides)
             relations.append(Relation(axes, fitted(*(side[..., *window] for side in sides))))
     least = min((r.fit.unexplained for r in relations), default=1.0)
     good = [r for r in relations if r.fit.unexplained <= min(SIMPLER * least + NOISE, RELATED)]
-    return min(
-        good, key=lambda r: (r.axes[0] != r.axes[1], not r.fit.in_order, r.fit.unexplained), default=None
-    )
+    simplest = sorted(good, key=lambda r: (r.axes[0] != r.axes[1], not r.fit.in_order, r.fit.unexplained))
+    return next(iter(simplest), None)
 
 
 def axes_pairs(ours: tuple[int, ...], theirs: tuple[int, ...]) -> list[tuple[str, str]]:
@@ -253,9 +251,8 @@ def fitted(ours: Array, theirs: Array) -> Fit:
     squares = np.sum(x * x, axis=1)
     factor = np.where(squares > 0, np.sum(x * y, axis=1), 1.0) / np.where(squares > 0, squares, 1.0)
     left, spread = np.mean((y - factor[:, None] * x) ** 2, axis=1), np.mean(y * y, axis=1)
-    return Fit(
-        order, factor, means[1] - factor * means[0], float(np.mean(left / np.where(spread > 0, spread, 1.0)))
-    )
+    unexplained = float(np.mean(left / np.where(spread > 0, spread, 1.0)))
+    return Fit(order, factor, means[1] - factor * means[0], unexplained)
 
 
 def _order(mine: Array, other: Array) -> tuple[int, ...]:

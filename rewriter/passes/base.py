@@ -128,9 +128,7 @@ class Pass(ABC):
     weights, which TensorRT then cannot refit by their names.
     """
 
-    name: ClassVar[
-        str
-    ]  # as in a pipeline's text: `fuse-layer-norm` for a class FuseLayerNorm without its own
+    name: ClassVar[str]  # as in a pipeline's text; by default `my-pass` for a class MyPass
     exactness: ClassVar[Exactness] = EXACT  # the tests and `fix` hold it to that
     example: ClassVar[str]
     example_options: ClassVar[Mapping[str, Any]] = {}

@@ -43,9 +43,7 @@ class ClampConstants(GraphPass):
         - a constant with NaN, with huge values of both signs, or beside other large values
     """
 
-    exactness = Exactness(
-        0.0, "exp(x) is 0 in FP32 below -103.98, half of the smallest subnormal number 2^-149 (IEEE 754)"
-    )
+    exactness = Exactness(0.0, "exp(x) is 0 in FP32 below -103.98, half of its smallest number 2^-149")
     example = """
          g (float[2,6,6] score, int64[2,1,6] mask) => (float[2,6,6] p)
         -<float one = {1.0}, float lowest = {-3.4028235e38}> {

@@ -139,9 +139,8 @@ def _fold(graph: GraphEditor, cast: NodeProto, to: int) -> Event | None:
         return Refusal(display_name(cast), f"{result} is an output: a constant cannot take its place")
     converted = _convert(value, int(graph.dtype(source) or 0), to)
     if converted is None:
-        return Refusal(
-            display_name(cast), f"values of {source} do not fit {_names(to)}: the result is not defined"
-        )
+        reason = f"values of {source} do not fit {_names(to)}: the result is not defined"
+        return Refusal(display_name(cast), reason)
     graph.replace_all_uses_with(result, graph.add_constant(result, converted))
     graph.remove(cast)
     return Change(display_name(cast), f"constant {source} became {_names(to)}")

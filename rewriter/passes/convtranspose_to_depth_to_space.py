@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from onnx import NodeProto
@@ -149,10 +150,8 @@ class _SubPixel(Replacement):
     def _product(self, result: str) -> None:
         """Computes [N, O, places] from [N, C, elements]; row u of the product has elements u, u - 1, ..."""
         (most, *_), strides, out = self.taps, self.windows.strides, self.windows.out
-        axes = len(strides)
-        rows = self.add(
-            "Transpose", [self.node.input[0]], self.tensor("rows"), perm=[0, *range(2, 2 + axes), 1]
-        )
+        axes, data = len(strides), self.node.input[0]
+        rows = self.add("Transpose", [data], self.tensor("rows"), perm=[0, *range(2, 2 + axes), 1])
         if most > 1:
             shifted = []
             for tap in range(most):
@@ -163,14 +162,8 @@ class _SubPixel(Replacement):
         summed = self.add("Add", [product, self._bias()], self.tensor("sums"))
         split = self.graph.add_ints(f"{summed}/shape", *[0] * (1 + axes), out, *strides)
         parts = self.add("Reshape", [summed, split], self.tensor("places"), f"{self.name}/Split")
-        pairs = [
-            axis
-            for pair in zip(range(1, 1 + axes), range(2 + axes, 2 + 2 * axes), strict=True)
-            for axis in pair
-        ]
-        turned = self.add(
-            "Transpose", [parts], self.tensor("turned"), f"{self.name}/Turn", perm=[0, 1 + axes, *pairs]
-        )
+        perm = [0, 1 + axes, *(axis + step for axis in range(1, 1 + axes) for step in (0, 1 + axes))]
+        turned = self.add("Transpose", [parts], self.tensor("turned"), f"{self.name}/Turn", perm=perm)
         sizes = [-1]  # one axis may be of any size
         if axes > 1:
             sizes = [size * step for size, step in zip(self.windows.known, strides, strict=True)]
@@ -208,6 +201,5 @@ class _SubPixel(Replacement):
         if not bias:
             zeros = np.zeros(self.windows.out * count)
             return self.graph.add_constant(f"{kernel}/shuffled/bias", zeros, like=kernel)
-        return self.weights.made(
-            (bias, count), f"{bias}/shuffled", lambda: np.repeat(self.graph.value(bias), count)
-        )
+        repeated = partial(np.repeat, self.graph.value(bias), count)
+        return self.weights.made((bias, count), f"{bias}/shuffled", repeated)

@@ -69,9 +69,8 @@ class DecomposeGroupNorm(GraphPass):
             if len(sizes) < 2:
                 yield Refusal(display_name(node), "the number of elements of a group is not known")
             elif own and _activated(graph, node.output[0]):
-                yield Refusal(
-                    display_name(node), "TensorRT's kernel suits a norm that may be large, with an activation"
-                )
+                reason = "TensorRT's kernel suits a norm that may be large, with an activation"
+                yield Refusal(display_name(node), reason)
             else:
                 _write(graph, node, data, sizes, weights)
                 yield Change(display_name(node), "a GroupNorm became LayerNormalization over its groups")

@@ -134,9 +134,8 @@ class _Call:
             fields = {item.name: helper.get_attribute_value(item) for item in new.attribute}
             inputs, outputs = ([names[n] for n in ends] for ends in (new.input, new.output))
             title = display_name(node) if new.output[0] == "y0" else ""
-            self.graph.insert(
-                self.graph.make(new.op_type, inputs, outputs, name=title, **fields), before=node
-            )
+            made = self.graph.make(new.op_type, inputs, outputs, name=title, **fields)
+            self.graph.insert(made, before=node)
         self.graph.remove(node, keep=out)
         return len(nodes)
 
@@ -291,10 +290,8 @@ def _resize(call: _Call) -> str | Refusal:
         columns = _resizing_matrix(call, axis, len(before), before[axis], after[axis])
         if columns is None:
             return call.refusal("its sizes or scales are not constant")
-        left = axis == len(before) - 2
-        name = call.named(
-            graph.add_constant(f"{node.output[0]}/axis{axis}", columns.T if left else columns, node.input[0])
-        )
+        left, base = axis == len(before) - 2, f"{node.output[0]}/axis{axis}"
+        name = call.named(graph.add_constant(base, columns.T if left else columns, node.input[0]))
         out = "y0" if axis == resized[-1] else "h"
         text += f"{out} = MatMul({name}, {last}) " if left else f"{out} = MatMul({last}, {name}) "
         last = out

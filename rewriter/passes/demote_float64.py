@@ -41,9 +41,7 @@ class DemoteFloat64(ModelPass):
           too: beyond 3.4e38, below 1e-45, or an integer above 2^24 that would change
     """
 
-    exactness = Exactness(
-        1e-5, "float32 has 24 bits, 6e-8 for each operation; the sum over a deep network is below 1e-5"
-    )
+    exactness = Exactness(1e-5, "float32 has 24 bits: 6e-8 an operation, below 1e-5 over a deep network")
     example = """
          g (float[2,3] x) => (float[2,3] y)
         -<double half = {0.5}> {

@@ -76,9 +76,8 @@ def _fold(graph: GraphEditor, node: NodeProto, data: Array, scale: Array) -> Cha
     constant = graph.add_constant(f"{output}/folded", value)
     graph.replace_all_uses_with(output, constant)
     if graph.is_output(output):
-        graph.replace_producer(
-            output, graph.make("Identity", [constant], [output], name=f"{display_name(node)}/Identity")
-        )
+        copy = graph.make("Identity", [constant], [output], name=f"{display_name(node)}/Identity")
+        graph.replace_producer(output, copy)
     else:
         graph.remove(node)
     return Change(display_name(node), f"int32 {node.input[0]} became a constant of {scale.dtype}")

@@ -51,9 +51,7 @@ class FoldStrides(WeightPass):
     window: int = LEAST_WINDOW
 
     requires = Requires(opset=7)  # from there on Add broadcasts a row
-    exactness = Exactness(
-        1e-5, "ONNX Runtime orders the same sums differently: 7.4e-7 measured on a SegFormer"
-    )
+    exactness = Exactness(1e-5, "ONNX Runtime orders the sums differently: 7.4e-7 measured on a SegFormer")
     example = """
          g (float[N,1,8,8] x) => (float[N,1,4,4] y)
         -<float[1,1,7,7] w = {

@@ -88,9 +88,8 @@ class PadChannels(GraphPass):
             channels.visit(node)
         if self.largest:
             channels.limit(self.largest, graph.model.at_sizes(context.sample).facts().main)
-        wanted = [
-            conv for conv in channels.convs if conv[1].size > max(self.least, 1) and conv[1].size % self.step
-        ]
+        least = max(self.least, 1)
+        wanted = [conv for conv in channels.convs if conv[1].size > least and conv[1].size % self.step]
         for _, block in wanted:
             block.root().more = 0 if block.root().obstacle else -block.size % self.step
         channels.keep_aligned(self.step)

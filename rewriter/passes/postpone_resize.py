@@ -57,10 +57,7 @@ class PostponeResize(WeightPass):
         - weights that are computed
     """
 
-    exactness = Exactness(
-        1e-5,
-        "another order of sums, a mean of sums instead of a sum of means: 4.4e-7 measured on a SegFormer",
-    )
+    exactness = Exactness(1e-5, "another order of sums and means: 4.4e-7 measured on a SegFormer")
     work: int = round(KERNEL_US * PRODUCTS_PER_US["Conv"] * 2e-6)
     example_options: ClassVar[Mapping[str, Any]] = {"work": 0}
     example = """

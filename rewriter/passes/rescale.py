@@ -47,9 +47,7 @@ class Rescale(ModelPass):
     """
 
     refittable = False
-    exactness = Exactness(
-        0.0, "a power of two changes no significand, as long as FP32's normal range is kept"
-    )
+    exactness = Exactness(0.0, "a power of two changes no significand in FP32's normal range")
     stage = Stage.RANGES
     requires = Requires(precisions=frozenset({"fp16"}))  # only FP16 has so few exponents
     example = """

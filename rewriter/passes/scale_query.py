@@ -69,10 +69,8 @@ def _move_one(graph: GraphEditor, matmul: NodeProto) -> Generator[Event, None, N
     if reason := _reason_against(graph, score, scale, factor):
         yield Refusal(display_name(scale), reason)
         return None
-    yield Change(
-        display_name(scale),
-        f"the factor {factor:.4g} moved to {matmul.input[0]}, before {display_name(matmul)}",
-    )
+    what = f"the factor {factor:.4g} moved to {matmul.input[0]}, before {display_name(matmul)}"
+    yield Change(display_name(scale), what)
     return _move(graph, matmul, scale, factor)
 
 
@@ -109,11 +107,9 @@ def _reason_against(graph: GraphEditor, score: str, scale: NodeProto, factor: fl
         return f"the score {score} has other consumers"
     if abs(factor) >= 1:
         return f"a factor of {factor:.4g} would not make the score smaller"
-    constant, rank = str(other_operand(scale, score)), graph.rank(score)
-    value = graph.constant(constant)
-    if value is not None and value.ndim > (rank or 0):
-        return f"{constant} may add axes to the score"
-    return None
+    constant = str(other_operand(scale, score))
+    adds = (graph.rank(constant) or 0) > (graph.rank(score) or 0)
+    return f"{constant} may add axes to the score" if adds else None
 
 
 def _move(graph: GraphEditor, matmul: NodeProto, scale: NodeProto, factor: float) -> NodeProto:

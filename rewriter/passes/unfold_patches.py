@@ -59,9 +59,7 @@ class UnfoldPatches(WeightPass):
     depth: int = 0
 
     requires = Requires(opset=7)  # from there on Add broadcasts a row
-    exactness = Exactness(
-        1e-5, "ONNX Runtime orders the same sums differently: 7.2e-7 measured on a SegFormer, 6.1e-7 on a ViT"
-    )
+    exactness = Exactness(1e-5, "ONNX Runtime orders the sums differently: 7.2e-7 measured on a SegFormer")
     example = """
          g (float[N,1,4,4] x) => (float[N,4,2] y)
         -<float[2,1,2,2] w = {1.0, 2.0, 3.0, 4.0, 0.1, 0.2, 0.3, 0.4}, float[2] bias = {0.5, 0.25},
@@ -145,9 +143,8 @@ class _Unfolding(Replacement):
         if graph.producer(conv.output[0]) is conv:  # other consumers read the layout of Conv
             self._channels_first(rows)
             graph.remove(conv)
-        return Change(
-            display_name(conv), f"a product of {math.prod(counts)} patches of {self.depth} elements"
-        )
+        what = f"a product of {math.prod(counts)} patches of {self.depth} elements"
+        return Change(display_name(conv), what)
 
     def _patches(self) -> str:
         """Computes [N, L, C * window] from [N, C, H, W]."""

@@ -34,9 +34,7 @@ class UpgradeOpset(ModelPass):
         - a model above the requested operator set
     """
 
-    exactness = Exactness(
-        1e-6, "bit-equal up to opset 18; ONNX Runtime's AveragePool 19 sums in another order (one ulp)"
-    )
+    exactness = Exactness(1e-6, "bit-equal up to opset 18; AveragePool 19 sums in another order (one ulp)")
     imported = True
     example = """
         -<ir_version: 6, opset_import: ["" : 10]>

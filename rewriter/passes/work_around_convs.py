@@ -86,8 +86,7 @@ def _by_itself(graph: GraphEditor, node: NodeProto) -> Event:
         before, after = np.split(graph.value(node.input[1]), 2)
         sizes = graph.add_ints(f"{result}/sizes", 0, *before, 0, *after)
         middle = graph.clone_node(node, [*images, sizes, *node.input[2:]], [made])
-    raised = [
-        graph.make("Unsqueeze", [tensor, first], [image]) for tensor, image in zip(given, images, strict=True)
-    ]
+    pairs = zip(given, images, strict=True)
+    raised = [graph.make("Unsqueeze", [tensor, first], [image]) for tensor, image in pairs]
     graph.replace_producer(result, *raised, middle, graph.make("Squeeze", [made, first], [result]))
     return Change(display_name(node), "a kernel of its own")

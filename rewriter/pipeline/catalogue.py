@@ -72,9 +72,8 @@ def preset_entry(preset: Preset) -> str:
 def preset_page(preset: Preset) -> str:
     """A preset in full for the terminal: the same, when to use it, and its table of old and new."""
     paragraphs = preset.about.split("\n\n")
-    about = [
-        part if part.startswith(" ") else textwrap.fill(" ".join(part.split()), WIDTH) for part in paragraphs
-    ]
+    filled = (textwrap.fill(" ".join(part.split()), WIDTH) for part in paragraphs)
+    about = [part if part.startswith(" ") else text for part, text in zip(paragraphs, filled, strict=True)]
     table = "\n".join(f"  {old}\n      {now}" for old, now in preset.table)
     return "\n\n".join(filter(None, [preset_entry(preset), *about, table]))
 

@@ -209,11 +209,8 @@ def run(
     """
     for step in (steps := listed(passes)):
         if step.stage is not Stage.STRUCTURE:
-            raise UsageError(
-                "it needs measured ranges or a plan",
-                where=f"pass {step.name!r}",
-                hint="run it with rewriter.fix(model, passes=[...]), which measures and plans",
-            )
+            what, hint = "it needs measured ranges or a plan", "run it with rewriter.fix(model, passes=[...])"
+            raise UsageError(what, where=f"pass {step.name!r}", hint=f"{hint}, which measures and plans")
     original = load(model)
     highest = opset if opset is not None else max(original.opset, 17)
     context = Context(highest, Target.parse(target))

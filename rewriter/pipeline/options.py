@@ -88,11 +88,10 @@ def share_from_text(text: str) -> float:
 
 def values_from_text(text: str) -> dict[str, Any]:
     """`sr=16000,size=20x30` as numbers by input; raises ValueError for another form."""
-    pairs = (part.strip().rpartition("=") for part in text.split(","))
+    numbers = dict[str, list[float]]()
     try:
-        numbers = {
-            name: [float(n) if "." in n else int(n) for n in text.split("x")] for name, _, text in pairs
-        }
+        for name, _, value in (part.strip().rpartition("=") for part in text.split(",")):
+            numbers[name] = [float(n) if "." in n else int(n) for n in value.split("x")]
     except ValueError:
         raise ValueError("such as sr=16000, or size=20x30") from None
     return {name: values[0] if len(values) == 1 else values for name, values in numbers.items()}
@@ -134,9 +133,8 @@ class DataOptions:
         """The samples of a run of `model`, as `load_samples` reads them."""
         from rewriter.runtime.inputs import load_samples
 
-        more: Any = {
-            name: getattr(self, name) for name in ("input_shapes", "input_values", "image_preprocess")
-        }
+        names = ("input_shapes", "input_values", "image_preprocess")
+        more: Any = {name: getattr(self, name) for name in names}
         return load_samples(self.inputs, model, seed=self.seed, deployment=deployment, **more)
 
 

@@ -62,12 +62,9 @@ class Preset:
 
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 EPILOGUES, _STRUCTURE = _TABLES.pop("epilogues"), _TABLES["structure-only"]["pipeline"]
-PRESETS: Mapping[str, Preset] = {
-    name: Preset(
-        name, **{**table, "pipeline": table["pipeline"].replace("...", _STRUCTURE).replace("\n", "")}
-    )
-    for name, table in _TABLES.items()
-}
+for _table in _TABLES.values():
+    _table["pipeline"] = _table["pipeline"].replace("...", _STRUCTURE).replace("\n", "")
+PRESETS: Mapping[str, Preset] = {name: Preset(name, **table) for name, table in _TABLES.items()}
 DEFAULT_PRESET = "trt-fp16"
 
 

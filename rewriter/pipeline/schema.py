@@ -119,9 +119,8 @@ def loaded(later: Any) -> Any:
 
 def option(default: Any, panel: str = "", metavar: str = "", **more: Any) -> Any:
     """A field of an options class; `more` are attributes of `Option`."""
-    return field(
-        default=default, metadata={"option": Option(default=default, panel=panel, metavar=metavar, **more)}
-    )
+    declared = Option(default=default, panel=panel, metavar=metavar, **more)
+    return field(default=default, metadata={"option": declared})
 
 
 def like(options: type, name: str, /, **changed: Any) -> Any:

@@ -352,13 +352,10 @@ class _Pricing:
         self._constants = {t.name for t in graph.initializer}
         self._constants |= {n.output[0] for n in graph.node if n.op_type == "Constant"}
         self._nodes = {node_key(0, n): n for n in float_graph.nodes if any(n.output)}
-        self._projections = Counter(
-            t for n in float_graph.nodes if self._weighted(n) for t in self._computed(n)
-        )
-        results = kernel_results(
-            float_graph.nodes, self._weighted, lambda n: n.op_type in _FUSED, float_graph.source
-        )
-        fused = (n for n in float_graph.nodes if n.op_type in _FUSED)
+        nodes = float_graph.nodes
+        self._projections = Counter(t for n in nodes if self._weighted(n) for t in self._computed(n))
+        results = kernel_results(nodes, self._weighted, lambda n: n.op_type in _FUSED, float_graph.source)
+        fused = (n for n in nodes if n.op_type in _FUSED)
         self._fused = {self._key(n) for n in fused if not results.keys().isdisjoint(n.output)}
 
     def prices(self) -> Prices:
@@ -370,9 +367,8 @@ class _Pricing:
         base = {key: fp16_us(node, self._shapes, self._constants) for key, node in self._nodes.items()}
         base |= fused_products | dict.fromkeys(inside, 0.0)
         for key, node in self._nodes.items():  # TensorRT merges the products of one tensor: one launch
-            merged = max(
-                (self._projections[t] for t in self._computed(node) if self._weighted(node)), default=1
-            )
+            data = self._computed(node) if self._weighted(node) else ()
+            merged = max((self._projections[t] for t in data), default=1)
             if merged > 1 and not bound_by_arithmetic(node, self._shapes):
                 base[key] -= KERNEL_US * (1.0 - 1.0 / merged)
         own = {key: more_us(node, self._shapes, self._constants) for key, node in self._nodes.items()}
@@ -416,12 +412,9 @@ class _Pricing:
                 readers.setdefault(tensor, []).append(node)
         for tensor, nodes in readers.items():
             producer = self._graph.producer(tensor)
-            yield Result(
-                self._key(producer) if producer is not None else "",
-                frozenset(map(self._key, nodes)),
-                frozenset(self._key(n) for n in nodes if self._weighted(n)),
-                self._kernel_us(tensor),
-            )
+            key = self._key(producer) if producer is not None else ""
+            multiplying = frozenset(map(self._key, filter(self._weighted, nodes)))
+            yield Result(key, frozenset(map(self._key, nodes)), multiplying, self._kernel_us(tensor))
 
     def _epilogues(self) -> dict[str, tuple[frozenset[str], float]]:
         """The fused nodes that follow a Conv, with nothing but such nodes between."""

@@ -216,9 +216,9 @@ def _computed(graph: GraphView, tensor: str) -> bool:
 
     def sources(name: str) -> Iterable[str]:
         producer = graph.producer(name)
-        return (
-            () if producer is None or producer.op_type in ("Shape", "Size") else filter(None, producer.input)
-        )
+        if producer is None or producer.op_type in ("Shape", "Size"):
+            return ()
+        return filter(None, producer.input)
 
     inputs = {value.name for value in graph.graph.input}
     ends = (name for name in reachable([tensor], sources) if graph.producer(name) is None)

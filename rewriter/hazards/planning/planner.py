@@ -132,9 +132,8 @@ def _decide(analysis: GraphAnalysis) -> list[Decision]:
     keep_adjacent(analysis, by_node)
     grow(analysis, by_node)
     if request.epilogues == "all":
-        add(
-            free_fp32.norms(analysis, by_node.keys())
-        )  # again: `grow` may have added the sums that norms read
+        # again: `grow` may have added the sums that norms read
+        add(free_fp32.norms(analysis, by_node.keys()))
         # after `grow`, which would add masks to the island and break the fused kernel
         add(free_fp32.softmaxes(analysis))
     absorb(analysis, by_node)
@@ -202,9 +201,8 @@ def fit(model: Model, plan: Plan, where: str = "the plan") -> Plan:
             hint = "put it under fp32, or give a higher `opset`: Conv has BF16 from 22 on"
         if text or named is None:
             raise UsageError(text, where=where, hint=hint)
-        decisions.setdefault(
-            keys[0], replace(decision, node=display_name(named), op=named.op_type, key=keys[0])
-        )
+        fitted = replace(decision, node=display_name(named), op=named.op_type, key=keys[0])
+        decisions.setdefault(keys[0], fitted)
     if plan.float_nodes not in (0, len(nodes)):
         text = f"it is of a model with {plan.float_nodes} float nodes, and this one has {len(nodes)}"
         raise UsageError(text, where=where, hint=SAME_MODEL)

@@ -77,9 +77,8 @@ class _Walk:
                 if node.output[0] not in tensors.wanted:
                     self.names.discard(node.output[0])
         # an unread Cast would count as a consumer of its input
-        nodes, _ = without_unread(
-            nodes, [v.name for v in graph.output], lambda n: casts_floats(n, tensors.is_float)
-        )
+        ends = [v.name for v in graph.output]
+        nodes, _ = without_unread(nodes, ends, lambda n: casts_floats(n, tensors.is_float))
         for tensor in graph.initializer:
             if tensor.data_type in self.request.floats:
                 tensors.add_initializer(tensor)

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 import onnx
 from numpy.typing import ArrayLike
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper
 
 from rewriter.ir.graph.nodes import all_names
 from rewriter.ir.graph.view import GraphView
@@ -77,9 +77,7 @@ class GraphEditor(GraphView):
         """Add an initializer, in the float type of the tensor `like`; returns its name, made of `base`."""
         name, dtype = self.fresh(base), self.dtype(like) or TensorProto.FLOAT
         value = np.asarray(value, helper.tensor_dtype_to_np_dtype(dtype) if like else None)
-        tensor = (
-            self.model.detached_tensor(name, value) if self.is_main else numpy_helper.from_array(value, name)
-        )
+        tensor = self.model.detached_tensor(name, value, main=self.is_main)
         self._new_initializers[name] = tensor
         self._facts[name] = TensorFacts(tensor.data_type, tuple(tensor.dims))
         self.edited = True
@@ -100,14 +98,8 @@ class GraphEditor(GraphView):
         **attributes: Any,
     ) -> NodeProto:
         """A tagged node with a unique name; place it with `replace_producer` or `insert`."""
-        node = helper.make_node(
-            op_type,
-            list(inputs),
-            list(outputs),
-            name=self.fresh(name or f"{outputs[0]}/{op_type}"),
-            domain=domain or None,
-            **attributes,
-        )
+        fields = {"name": self.fresh(name or f"{outputs[0]}/{op_type}"), "domain": domain or None}
+        node = helper.make_node(op_type, list(inputs), list(outputs), **fields, **attributes)
         if self.tag:
             node.metadata_props.add(key=TAG, value=self.tag)
         return node

@@ -24,13 +24,10 @@ LOOPS = frozenset({"Loop", "Scan"})
 CONTROL_FLOW = LOOPS | {"If"}
 """Operators whose inputs and outputs are, unchanged, inputs and outputs of their subgraphs."""
 
-VALUE_PRESERVING = (
-    VIEWS
-    | CONTROL_FLOW
-    | frozenset(
-        "GatherElements GatherND ScatterElements ScatterND TopK Compress ReverseSequence Trilu Where Dropout "
-        "Relu Neg Abs Max Min MaxPool GlobalMaxPool ReduceMax ReduceMin".split()
-    )
+VALUE_PRESERVING = VIEWS | CONTROL_FLOW
+VALUE_PRESERVING |= frozenset(
+    "GatherElements GatherND ScatterElements ScatterND TopK Compress ReverseSequence Trilu Where Dropout "
+    "Relu Neg Abs Max Min MaxPool GlobalMaxPool ReduceMax ReduceMin".split()
 )
 """Outputs hold only values of their inputs: what was rounded stays rounded."""
 
@@ -40,13 +37,10 @@ SCALING = frozenset({"Mul", "Div"})
 SUMS = frozenset({"Add", "Sub", "Sum"})
 """Add tensors element by element."""
 
-ELEMENTWISE = (
-    SCALING
-    | SUMS
-    | frozenset(
-        "Pow Neg Abs Sqrt Reciprocal Exp Log Erf Tanh Sigmoid Relu LeakyRelu Elu Celu Selu Gelu "
-        "Softplus Softsign Mish Swish HardSigmoid HardSwish PRelu Clip Min Max".split()
-    )
+ELEMENTWISE = SCALING | SUMS
+ELEMENTWISE |= frozenset(
+    "Pow Neg Abs Sqrt Reciprocal Exp Log Erf Tanh Sigmoid Relu LeakyRelu Elu Celu Selu Gelu "
+    "Softplus Softsign Mish Swish HardSigmoid HardSwish PRelu Clip Min Max".split()
 )
 """Float arithmetic element by element, which TensorRT computes in the kernel of the product before it."""
 
@@ -89,13 +83,8 @@ RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 COMPUTE_BOUND = TENSOR_CORE | RECURRENT | {"Einsum", "Attention"}
 """Limited by arithmetic; the tensors that they read are the network's stream of features."""
 
-CHEAP = (
-    VIEWS
-    | ELEMENTWISE
-    | SOFTMAX
-    | REDUCTIONS
-    | frozenset("Where Pad Sin Cos Sign Floor Ceil Round Mod Cast".split())
-)
+CHEAP = VIEWS | ELEMENTWISE | SOFTMAX | REDUCTIONS
+CHEAP |= frozenset("Where Pad Sin Cos Sign Floor Ceil Round Mod Cast".split())
 """Limited by memory: in FP32 they cost bandwidth, not Tensor Cores. The Cast is one from integers."""
 
 RESIZES = frozenset({"Resize", "Upsample"})

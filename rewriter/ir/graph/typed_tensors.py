@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
 
-from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, numpy_helper
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
 from rewriter.ir.graph.editor import TAG
 from rewriter.ir.graph.nodes import constant_value, without_unread
@@ -231,7 +231,7 @@ class Tensors:
             value = refine(array, nearest) if refine else nearest()
             release(array)
             name = self._fresh(stored.name, dtype)
-            tensor = self.model.detached_tensor(name, value) if main else numpy_helper.from_array(value, name)
+            tensor = self.model.detached_tensor(name, value, main=main)
             self._converted[key] = tensor
         return self._converted[key].name
 

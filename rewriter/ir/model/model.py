@@ -79,10 +79,8 @@ class Model:
     def signature(self) -> Signature:
         graph = self.proto.graph
         constants = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
-        return Signature(
-            tuple(port_of(v) for v in graph.input if v.name not in constants),
-            tuple(port_of(v) for v in graph.output),
-        )
+        inputs = (value for value in graph.input if value.name not in constants)
+        return Signature(tuple(map(port_of, inputs)), tuple(map(port_of, graph.output)))
 
     @property
     def size(self) -> int:
@@ -151,15 +149,11 @@ class Model:
 
     def same_as(self, other: Model) -> bool:
         """Byte for byte the same graph, with the same arrays as weights (by identity)."""
-        return (
-            self.weights.keys() == other.weights.keys()
-            and all(other.weights[name] is array for name, array in self.weights.items())
-            and (
-                self.proto == other.proto  # no NaN equals itself
-                or self.proto.SerializeToString(deterministic=True)
-                == other.proto.SerializeToString(deterministic=True)
-            )
-        )
+        own, others = self.weights, other.weights
+        if own.keys() != others.keys() or any(others[name] is not array for name, array in own.items()):
+            return False
+        written = (model.proto.SerializeToString(deterministic=True) for model in (self, other))
+        return self.proto == other.proto or len({*written}) == 1  # no NaN equals itself
 
     def array(self, tensor: onnx.TensorProto) -> Array:
         """Value of an initializer of the main graph, or of a tensor that holds its own data."""
@@ -170,10 +164,10 @@ class Model:
             return np.frombuffer(tensor.raw_data, dtype).reshape(tuple(tensor.dims))
         return numpy_helper.to_array(tensor)
 
-    def detached_tensor(self, name: str, array: Array) -> onnx.TensorProto:
-        """An initializer called `name` with the data of `array`, detached if it is large."""
+    def detached_tensor(self, name: str, array: Array, *, main: bool = True) -> onnx.TensorProto:
+        """An initializer called `name` with the data of `array`, detached if large and of the main graph."""
         dtype = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
-        if array.nbytes < DETACH_BYTES or dtype not in WHOLE_BYTE_TYPES:
+        if not main or array.nbytes < DETACH_BYTES or dtype not in WHOLE_BYTE_TYPES:
             return numpy_helper.from_array(array, name)
         tensor = onnx.TensorProto(name=name, data_type=dtype, dims=array.shape)
         mark_detached(tensor)
@@ -202,9 +196,8 @@ class Model:
         """The model of a proto that a library derived from `weightless()`, with the weights put back."""
         names = self.weights.keys()
         listed = {v.name for v in self.proto.graph.input}
-        replace_items(
-            proto.graph.input, [v for v in proto.graph.input if v.name not in names or v.name in listed]
-        )
+        inputs = [v for v in proto.graph.input if v.name not in names or v.name in listed]
+        replace_items(proto.graph.input, inputs)
         old = {t.name: t for t in self.proto.graph.initializer}
         proto.graph.initializer.extend(old[name] for name in names if name in old)
         for node in walk_nodes(proto.graph):
@@ -241,7 +234,5 @@ def model_of(source: Any) -> Model:
     model = getattr(source, "model", source)
     if isinstance(model, Model):
         return model
-    raise ModelError(
-        f"{article(type(source).__name__)} is no model",
-        hint="pass a path, an onnx.ModelProto, a rewriter.Model or an onnx_graphsurgeon.Graph",
-    )
+    hint = "pass a path, an onnx.ModelProto, a rewriter.Model or an onnx_graphsurgeon.Graph"
+    raise ModelError(f"{article(type(source).__name__)} is no model", hint=hint)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 
 import onnx
 from onnx import numpy_helper
@@ -136,7 +135,8 @@ def _lift(model: Model, graph: onnx.GraphProto, is_weight: Callable[[onnx.Tensor
             nodes.append(node)
         elif tensor is not None:
             weights.add(node.output[0])
-            graph.initializer.append(_named(model, tensor, node.output[0], main=graph is model.proto.graph))
+            value, main = numpy_helper.to_array(tensor), graph is model.proto.graph
+            graph.initializer.append(model.detached_tensor(node.output[0], value, main=main))
         elif node.op_type == "Identity" and node.input[0] in weights:
             renamed[node.output[0]] = node.input[0]
         else:
@@ -147,15 +147,6 @@ def _lift(model: Model, graph: onnx.GraphProto, is_weight: Callable[[onnx.Tensor
         replace_items(graph.node, nodes)
         replace_items(graph.value_info, [value for value in graph.value_info if value.name not in lifted])
     return gone
-
-
-def _named(model: Model, tensor: onnx.TensorProto, name: str, *, main: bool) -> onnx.TensorProto:
-    """An initializer with the data of a Constant, detached if it is large and of the main graph."""
-    if main:
-        return model.detached_tensor(name, numpy_helper.to_array(tensor))
-    copy = deepcopy(tensor)
-    copy.name = name
-    return copy
 
 
 def _constant(node: onnx.NodeProto, is_weight: Callable[[onnx.TensorProto], bool]) -> onnx.TensorProto | None:

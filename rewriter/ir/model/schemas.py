@@ -53,14 +53,13 @@ def embeds(narrow: int, wide: int) -> bool:
     if narrow not in KNOWN or wide not in KNOWN:
         return narrow == wide
     if narrow in SIGNIFICAND:
-        return wide in SIGNIFICAND and all(
-            a <= b for a, b in zip(SIGNIFICAND[narrow], SIGNIFICAND[wide], strict=True)
-        )
-    signed, bits = INTEGERS[narrow]
+        bits = zip(SIGNIFICAND[narrow], SIGNIFICAND.get(wide, (0, 0)), strict=True)
+        return all(least <= held for least, held in bits)
+    signed, size = INTEGERS[narrow]
     if wide in SIGNIFICAND:
-        return bits <= SIGNIFICAND[wide][0] and bits < 2 ** (SIGNIFICAND[wide][1] - 1)
-    other_signed, other_bits = INTEGERS[wide]
-    return signed <= other_signed and bits <= other_bits
+        return size <= SIGNIFICAND[wide][0] and size < 2 ** (SIGNIFICAND[wide][1] - 1)
+    other_signed, other_size = INTEGERS[wide]
+    return signed <= other_signed and size <= other_size
 
 
 def logical_name(name: str) -> str:

@@ -171,9 +171,7 @@ def _check_node(node: onnx.NodeProto, held: Mapping[str, TensorProto], where: st
         if value.dtype.kind in "iu" and not value.all():
             raise _broken(f"it divides integers by {divisor.name!r}, which holds a zero", where)
     if node.op_type == "Loop" and _is_endless(node, held):
-        raise _broken(
-            "it does not end: its condition is never false, and its iterations have no limit", where
-        )
+        raise _broken("it does not end: its condition stays true, and its iterations have no limit", where)
 
 
 def _is_endless(loop: onnx.NodeProto, held: Mapping[str, TensorProto]) -> bool:
@@ -181,13 +179,10 @@ def _is_endless(loop: onnx.NodeProto, held: Mapping[str, TensorProto]) -> bool:
     body = next((a.g for a in loop.attribute if a.name == "body"), None)
     if body is None or len(loop.input) < 2 or len(body.input) < 2 or not body.output:
         return False
-    constants = map(held.get, loop.input[:2])
-    count, condition = (
-        numpy_helper.to_array(t).flat if t is not None and t.dims in ([], [1]) else () for t in constants
-    )
-    handed_on = {
-        n.output[0]: n.input[0] for n in body.node if n.op_type == "Identity" and n.input and n.output
-    }
+    scalars = (t if t is not None and t.dims in ([], [1]) else None for t in map(held.get, loop.input[:2]))
+    count, condition = (() if tensor is None else numpy_helper.to_array(tensor).flat for tensor in scalars)
+    identities = (n for n in body.node if n.op_type == "Identity" and n.input and n.output)
+    handed_on = {n.output[0]: n.input[0] for n in identities}
     same = handed_on.get(body.output[0].name, body.output[0].name) == body.input[1].name
     true = not loop.input[1] or any(condition)
     return same and true and (not loop.input[0] or any(turns > MOST_TURNS for turns in count))

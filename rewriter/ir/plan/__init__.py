@@ -72,9 +72,8 @@ def plugin_types(texts: Iterable[str]) -> dict[str, PortTypes]:
         wrong = sorted({kind for part in kinds for kind in part} - set(PORT_TYPES))
         if wrong or not op.strip() or len(kinds) not in (1, 2):
             what = f"{wrong[0]!r} is no type" if wrong else f"{text!r} names no types of inputs and outputs"
-            raise ValueError(
-                f"{what}: write OP:fp16 or OP:fp16,int32:fp32, with types of {', '.join(PORT_TYPES)}"
-            )
+            hint = f"write OP:fp16 or OP:fp16,int32:fp32, with types of {', '.join(PORT_TYPES)}"
+            raise ValueError(f"{what}: {hint}")
         types[op.strip()] = PortTypes(kinds[0], kinds[-1])
     return types
 

@@ -127,15 +127,8 @@ def from_text(text: str | bytes, where: str = "plan") -> Plan:
         for repair in get_args(Repair)
         for index, entry in enumerate(getattr(fields, repair))
     )
-    return Plan(
-        fields.precision,
-        fields.io,
-        decisions,
-        fields.float_nodes,
-        fields.norms_in_range,
-        _exponents(fields.rescaled),
-        fields.plugin_types,
-    )
+    rest = fields.float_nodes, fields.norms_in_range, _exponents(fields.rescaled), fields.plugin_types
+    return Plan(fields.precision, fields.io, decisions, *rest)
 
 
 def read(path: str | os.PathLike[str]) -> Plan:

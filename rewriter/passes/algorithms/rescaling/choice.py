@@ -78,9 +78,7 @@ def in_range(analysis: GraphAnalysis) -> bool:
                 return False
         for tensor in node.output:
             measured = analysis.range(tensor) if analysis.is_float(tensor) else None
-            if measured is not None and (
-                measured.reach > analysis.largest or 0 < measured.absmax < UNDERFLOW
-            ):
+            if measured and (measured.reach > analysis.largest or 0 < measured.absmax < UNDERFLOW):
                 return False
     return True
 
@@ -228,9 +226,7 @@ def _movable(demands: Mapping[Form, Demand], tensors: Iterable[Form]) -> list[in
     for form in (*tensors, *needing):
         for key, _ in form:
             beside.setdefault(key, set()).update(other for other, _ in form)
-    return sorted(
-        reachable(dict.fromkeys(key for form in needing for key, _ in form), lambda key: beside[key])
-    )
+    return sorted(reachable((key for form in needing for key, _ in form), lambda key: beside[key]))
 
 
 def solve(demands: Mapping[Form, Demand], tensors: Iterable[Form]) -> dict[int, int]:
