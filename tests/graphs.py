@@ -1,5 +1,6 @@
 """What tests share: small graphs as text, one pass over them, and runs on ONNX Runtime."""
 
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -141,6 +142,9 @@ def matrix(name: str, size: float) -> str:
     return f"float[4,4] {name} = {{{', '.join(f'{v:.6f}' for v in values)}}}"
 
 
+COLUMN = r"(?:^| )\|(?= |$)"
+
+
 def cases(path: str) -> list[Any]:
     """The cases of a file below tests/: a head, then blocks of a graph and lines `- column | case | column`.
 
@@ -149,6 +153,6 @@ def cases(path: str) -> list[Any]:
     params = []
     for block in (ROOT / "tests" / path).read_text(encoding="utf-8").split("\n\n")[1:]:
         text, *lines = block.split("\n- ")
-        for first, case, *columns in ([part.strip() for part in line.split("|")] for line in lines):
+        for first, case, *columns in ([part.strip() for part in re.split(COLUMN, line)] for line in lines):
             params.append(pytest.param(text, first, *columns, id=f"{first}: {case}".rstrip(": ")))
     return params

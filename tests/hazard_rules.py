@@ -45,9 +45,3 @@ def found(rule: str, analysis: GraphAnalysis, *, severities: bool = False) -> st
             sorted({f"{h.severity or KINDS[h.kind].severity} {h.node.output[0]}" for h in hazards})
         )
     return " ".join(sorted({h.node.output[0] for h in hazards}))
-
-
-def one(op: str, *, shape: str = "4,64", result: str = "4,64", **attributes: object) -> str:
-    """A graph of one operator from x to y; attributes as onnx.parser writes them."""
-    given = ", ".join(f"{name} = {value}" for name, value in attributes.items())
-    return f"g (float[{shape}] x) => (float[{result}] y) {{ y = {op}{f'<{given}>' if given else ''}(x) }}"

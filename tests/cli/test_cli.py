@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 import pytest
 from command_lines import flat, invoke, python, quick
-from graphs import graph
+from graphs import cases, graph
 from paths import DOCS, ROOT
 from typer.testing import CliRunner
 
@@ -242,27 +242,7 @@ def test_without_an_output_the_result_lies_beside_the_model(model: Path, tmp_pat
     assert "it exists" in error and "--in-place" in error
 
 
-FINGERS = [
-    pytest.param("fix {} --fp16", "FP16 is the default", id="--fp16"),
-    pytest.param("fix {} --bf16", "--preset trt-bf16", id="--bf16"),
-    pytest.param("fix {} --best", "--preset trt-bf16", id="--best"),
-    pytest.param("fix {} --calibration-data d.npz", "use --inputs", id="--calibration-data"),
-    pytest.param("fix {} --data=d.npz", "use --inputs", id="--data"),
-    pytest.param("fix {} --input-shape x:1", "did you mean --input-shapes?", id="--input-shape"),
-    pytest.param("fix {} -i x.npz", "use --inputs", id="-i"),
-    pytest.param("fix {} --jobs 2", "`rewriter batch` fixes", id="--jobs"),
-    pytest.param("fix {} --precision fp8", "quantise the model first", id="fp8"),
-    pytest.param("passes simplify", "`rewriter passes show NAME`", id="passes NAME"),
-    pytest.param("fix {} --build-timeout 3", "did you mean --timeout?", id="--build-timeout"),
-    pytest.param("fix {} b.onnx", "rewriter batch {} b.onnx -o FOLDER", id="two models"),
-    pytest.param("fix {} --seed", "--help`", id="no value"),
-    pytest.param("fix {} --engine openvino", "choose from auto, tensorrt, tensorrt-rtx", id="engine"),
-    pytest.param("fix .", "rewriter batch . -o FOLDER", id="a folder"),
-    pytest.param("fixx {}", "'fix'", id="no command"),
-]
-
-
-@pytest.mark.parametrize(("line", "answer"), FINGERS)
+@pytest.mark.parametrize(("line", "answer"), cases("cli/fingers.txt"))
 def test_what_the_fingers_expect_is_answered(model: Path, line: str, answer: str) -> None:
     """Options of other tools, and lines that are not whole: one style of error, with what to do."""
     code, out, error = quick(*line.format(model).split())
@@ -376,26 +356,12 @@ def test_a_switch_takes_nothing(command: str) -> None:
     assert "<bool>" not in quick(*command.split(), "--help")[1]
 
 
-COMPLETED = [
-    pytest.param("fix --preset trt-b", ["trt-bf16"], id="a preset"),
-    pytest.param("fix --metric p", ["psnr"], id="a metric"),
-    pytest.param("fix --skip isol", ["isolate-clip"], id="a pass"),
-    pytest.param("fix --passes clean-casts,isol", ["clean-casts,isolate-clip"], id="the last pass of a list"),
-    pytest.param("fix --io fp1", ["fp16"], id="a choice"),
-    pytest.param("scan --target tensorrt-", ["tensorrt-rtx"], id="a target"),
-    pytest.param("presets show acc", ["accurate"], id="a preset to show"),
-    pytest.param("passes show isol", ["isolate-clip"], id="a pass to show"),
-    pytest.param("conf", ["config"], id="a command"),
-    pytest.param("fix --engine e", ["emulation"], id="an engine"),
-]
-
-
-@pytest.mark.parametrize(("typed", "offered"), COMPLETED)
-def test_the_shell_completes(typed: str, offered: list[str]) -> None:
+@pytest.mark.parametrize(("typed", "offered"), cases("cli/completed.txt"))
+def test_the_shell_completes(typed: str, offered: str) -> None:
     """As bash asks, by the variables of the script that `--install-completion` writes."""
     asked = {"COMP_WORDS": f"rewriter {typed}", "COMP_CWORD": str(len(typed.split()))}
     asked["_REWRITER_COMPLETE"] = "complete_bash"
-    assert CliRunner().invoke(cli.app, [], env=asked, prog_name="rewriter").stdout.split() == offered
+    assert CliRunner().invoke(cli.app, [], env=asked, prog_name="rewriter").stdout.split() == [offered]
 
 
 def test_a_pass_is_explained() -> None:

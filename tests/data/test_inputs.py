@@ -256,30 +256,17 @@ def test_random_values_are_seeded_and_spread_as_their_type() -> None:
 
 ROWS = ", ".join(["0"] * 28)
 TABLE = f"<float[7,4] table = {{{ROWS}}}, int64[1] zero = {{0}}>"
-LOOKUPS = [
-    pytest.param("y = Gather(table, ids)", 7, id="directly"),
-    pytest.param("a = Cast<to=6>(ids) b = Unsqueeze(a, zero) y = Gather(table, b)", 7, id="through a Cast"),
-    pytest.param("t = Transpose(table) y = Gather<axis=1>(t, ids)", 7, id="another axis"),
-    pytest.param("y = Gather<axis=-1>(table, ids)", 4, id="a negative axis"),
-    pytest.param(
-        "a = Gather(table, ids) b = Gather<axis=1>(table, ids) y = Concat<axis=0>(a, b)",
-        4,
-        id="the smaller of two tables",
-    ),
-    pytest.param("c = Concat<axis=0>(zero, ids) y = Gather(table, c)", 7, id="through Concat"),
-    pytest.param("p = Gather(ids, zero) y = Gather(table, p)", 7, id="gathered themselves"),
-]
 
 
-@pytest.mark.parametrize(("lines", "rows"), LOOKUPS)
+@pytest.mark.parametrize(("lines", "rows"), graphs.cases("data/lookups.txt"))
 @pytest.mark.parametrize("dtype", ["int64", "int32"])
-def test_ids_stay_within_their_table(lines: str, rows: int, dtype: str) -> None:
+def test_ids_stay_within_their_table(lines: str, rows: str, dtype: str) -> None:
     if dtype == "int32":
         lines = lines.replace("(ids)", "(ids64)").replace(", ids)", ", ids64)").replace("(ids,", "(ids64,")
         lines = "ids64 = Cast<to=7>(ids) " + lines
     model = graphs.graph(f"g ({dtype}[200] ids) => (float[?,?] y) {TABLE} {{ {lines} }}")
     ids = first(model)["ids"]
-    assert set(ids.tolist()) == set(range(rows))
+    assert set(ids.tolist()) == set(range(int(rows)))
 
 
 NO_TABLE = [
@@ -356,27 +343,8 @@ def test_an_input_of_unknown_rank_needs_a_shape() -> None:
     assert first(of_unknown_rank(), input_shapes={"x": (2,)})["x"].shape == (2,)
 
 
-FITTING: list[Any] = [
-    pytest.param("float[N,C,H,W] x", "y = Conv(x, k)", "N = 1, C = 3, H = 224, W = 224", id="of a Conv"),
-    pytest.param("float[T,C] x", "w = Reshape(r, s) y = MatMul(x, w)", "T = 1, C = 6", id="rows of weights"),
-    pytest.param("float[?,L] x", 'y = Pad<mode = "reflect">(x, pads)', "axis 0 = 1, L = 48", id="a window"),
-    pytest.param(
-        "float[N,L] x",
-        "n = Shape <start = 1> (x) f = Cast <to = 1> (n) d = Sub(f, many) q = Sqrt(d) y = Mul(x, q)",
-        "N = 1, L = 48",
-        id="a root of less than 0 for a short window",
-    ),
-    pytest.param(
-        "float[T,C] x, float[2,?] h",
-        "w = Reshape(r, s) y = MatMul(x, w) z = Concat<axis = 0>(y, h)",
-        "C = 6, h axis 1 = 1",
-        id="two sizes",
-    ),
-]
-
-
-@pytest.mark.parametrize(("ports", "lines", "words"), FITTING)
-def test_sizes_that_nobody_gave_are_such_that_the_model_runs(ports: str, lines: str, words: str) -> None:
+@pytest.mark.parametrize(("lines", "ports", "words"), graphs.cases("data/fitting.txt"))
+def test_sizes_that_nobody_gave_are_such_that_the_model_runs(lines: str, ports: str, words: str) -> None:
     weights = "<float[6] r = {1, 2, 3, 4, 5, 6}, int64[2] s = {6, 1}, int64[4] pads = {0, 40, 0, 40}, "
     weights += "float[1,3,1,1] k = {1, 2, 3}, float many = {40}>"
     model = graphs.graph(f"g ({ports}) => (float y) {weights} {{ {lines} }}")

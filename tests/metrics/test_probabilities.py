@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from graphs import graph
+from graphs import cases, graph
 
 from rewriter.ir.model import Array
 from rewriter.report.checks import distances, fair_text, scores_text
@@ -242,24 +242,12 @@ def test_the_best_classes_of_what_may_be_scores_are_reported(body: str) -> None:
     assert moved.same_best == 0.75 and "in 75 % of the rows" in scores_text(moved)
 
 
-@pytest.mark.parametrize(
-    ("text", "opset", "classes"),
-    [
-        pytest.param("y = Softmax(x)", 13, -1, id="the default axis is the last from operator set 13 on"),
-        pytest.param("y = Softmax(x)", 12, None, id="and joined axes from the second one before"),
-        pytest.param("y = Softmax<axis = 2>(x)", 12, -1, id="unless it was the last"),
-        pytest.param("y = Softmax<axis = -1>(x)", 12, -1, id="counted from the end"),
-        pytest.param("y = Softmax<axis = 0>(x)", 13, -3, id="the first axis"),
-        pytest.param("y = Softmax<axis = 0>(x)", 12, None, id="all axes joined"),
-        pytest.param("y = LogSoftmax<axis = 1>(x)", 13, -2, id="logarithms"),
-        pytest.param("s = Softmax(x) y = Reshape(s, t)", 13, None, id="elements moved"),
-        pytest.param("y = Sigmoid(x)", 13, None, id="each value stands alone"),
-    ],
-)
-def test_the_axis_of_the_classes(text: str, opset: int, classes: int | None) -> None:
+@pytest.mark.parametrize(("text", "opset", "axis"), cases("metrics/classes.txt"))
+def test_the_axis_of_the_classes(text: str, opset: str, axis: str) -> None:
+    classes = None if axis == "None" else int(axis)
     form = "<int64[2] t = {6, 4}>" if "Reshape" in text else ""
     shape = "6,4" if form else "2,3,4"
-    source = graph(f"g (float[2,3,4] x) => (float[{shape}] y) {form} {{ {text} }}", opset=opset)
+    source = graph(f"g (float[2,3,4] x) => (float[{shape}] y) {form} {{ {text} }}", opset=int(opset))
     assert probabilities(source)["y"].classes == classes
     source.proto.graph.output[0].type.tensor_type.ClearField("shape")
     from_end = classes if "axis = " not in text or "axis = -" in text else None

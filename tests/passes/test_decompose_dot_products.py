@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from graphs import graph, ops, weighted
+from graphs import cases, graph, ops, weighted
 from plans import kept, planned
 
 import rewriter
@@ -46,29 +46,9 @@ def test_elsewhere_the_head_stays_a_product(preset: str) -> None:
 
 
 WRITTEN = "g (float[1,8,4,4] x, float[5,8] v) => (OUT) <float[5,8] w = {W}, int64[1] one = {1}> {"
-POOLED = "p = GlobalAveragePool(x) f = Flatten(p) m = Mul(f, w) s = ReduceSum<keepdims = 0>(m, one)"
 
 
-@pytest.mark.parametrize(
-    ("body", "outputs", "expected"),
-    [
-        pytest.param(f"{POOLED} y = Relu(s)", "float[5] y", "f m p s y", id="pooling to output"),
-        pytest.param(
-            f"{POOLED} n = Neg(p) y = Relu(s)",
-            "float[5] y, float[1,8,1,1] n",
-            "f m s y",
-            id="the pooled data has other consumers",
-        ),
-        pytest.param(POOLED.replace("w)", "v)"), "float[5] s", "", id="the matrix is computed"),
-        pytest.param(f"{POOLED} n = Neg(m)", "float[5] s, float[5,8] n", "", id="products have consumers"),
-        pytest.param(
-            f"r = Relu(x) {POOLED.replace('(x)', '(r)')}",
-            "float[5] s",
-            "f m p s",
-            id="not the nodes before it",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("body", "outputs", "expected"), cases("passes/kept_sums.txt"))
 def test_nodes_of_decomposed_sums_that_the_plan_keeps(body: str, outputs: str, expected: str) -> None:
     numbers = ", ".join(["0.5"] * 40)
     text = WRITTEN.replace("OUT", outputs).replace("W}", numbers + "}") + body + "}"

@@ -137,20 +137,7 @@ def test_many_groups_of_one_exponent_are_one_line() -> None:
     assert "more like these" in change.what
 
 
-LEFT = [
-    pytest.param("a = MatMul(x, big)  b = Sigmoid(a)  y = MatMul(b, w)", "Sigmoid", id="Sigmoid needs it"),
-    pytest.param("a = MatMul(x, big)  y = Relu(a)", "tied", id="a graph output keeps its scale"),
-    pytest.param("a = MatMul(x, big)  b = Add(a, x)  y = MatMul(b, w)", "tied", id="an input keeps it, too"),
-    pytest.param("a = MatMul(x, big)  b = Softmax(a)  y = MatMul(b, w)", "Softmax", id="Softmax"),
-    pytest.param(
-        "a = MatMul(x, big)  h = Cast<to = 10>(a)  b = Cast<to = 1>(h)  y = MatMul(b, w)",
-        "tied",
-        id="a Cast to FP16 rounds",
-    ),
-]
-
-
-@pytest.mark.parametrize(("body", "reason"), LEFT)
+@pytest.mark.parametrize(("body", "reason"), cases("passes/not_rescaled.txt"))
 def test_tensors_that_cannot_be_scaled_are_reported(body: str, reason: str) -> None:
     source = graph(
         f"""

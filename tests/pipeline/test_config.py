@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from command_lines import quick
-from graphs import graph
+from graphs import cases, graph
 from paths import DOCS
 
 from rewriter import api
@@ -368,36 +368,7 @@ def test_scan_has_the_precision_of_the_preset(tmp_path: Path, preset: str, preci
 
 
 # -- errors
-REFUSED = [
-    ('presett = "x"', "unknown key 'presett'", "did you mean `preset`?"),
-    ("keep_fp32 = []", "unknown key 'keep_fp32'", "did you mean `keep-fp32`?"),
-    ("data = 'a'", "unknown key 'data'", "use `inputs`"),
-    ("zzz = 1", "unknown key 'zzz'", "choose from inputs, image-preprocess"),
-    ("opset = 'x'", "key 'opset': it cannot be 'x'", "it takes a whole number"),
-    ("opset = true", "key 'opset': it cannot be True", "it takes a whole number"),
-    ("opset = 99", "key 'opset': it cannot be 99", "choose from 1 to"),
-    ("strict = 1", "key 'strict': it cannot be 1", "it takes true or false"),
-    ("skip = 3", "key 'skip': it cannot be", "it takes a list of texts"),
-    ("skip = [1]", "key 'skip': it cannot be [1]", "it takes a list of texts"),
-    ("skip = ['simplfy']", "key 'skip': unknown pass", "did you mean 'simplify'?"),
-    ("io = 'fp61'", "key 'io': it cannot be 'fp61'", "did you mean 'fp16'?"),
-    ("io = 16", "key 'io': it cannot be 16", "it takes a text"),
-    ("tolerance = nan", "key 'tolerance': it cannot be nan", "a number"),
-    ("timeout = 0", "key 'timeout': it cannot be 0", "above 0"),
-    ("seed = -1", "key 'seed': it cannot be -1", "from 0 on"),
-    ("builds = 0", "key 'builds': it cannot be 0", "from 1 on"),
-    ("inputs = ''", "key 'inputs': it cannot be ''", "it takes a path"),
-    ("target = 'trt'", "key 'target': unknown target 'trt'", "tensorrt-rtx"),
-    ("engine = 'trt'", "key 'engine': it cannot be 'trt'", "tensorrt"),
-    ("preset = 'acurate'", "key 'preset': unknown preset", "did you mean 'accurate'?"),
-    ("passes = 'postpone-resize{work=all}'", "it cannot be 'all' (pipeline", "it takes a whole number"),
-    ("plugin-lib = 3", "key 'plugin-lib'", "a list of paths"),
-    ("[input-shapes]\nx = [0]", "key 'input-shapes'", "sizes from 1"),
-    ("x = ", "it is not TOML: Invalid value", "REWRITER_CONFIG"),
-]
-
-
-@pytest.mark.parametrize(("text", "message", "hint"), REFUSED)
+@pytest.mark.parametrize(("text", "message", "hint"), cases("pipeline/refused.txt"))
 def test_refuses_and_names_the_file(tmp_path: Path, text: str, message: str, hint: str) -> None:
     own(tmp_path, text)
     with pytest.raises(UsageError) as caught:

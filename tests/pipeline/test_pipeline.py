@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pytest
+from graphs import cases
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,35 +69,7 @@ def test_reads(text: str, expected: tuple[Pass, ...]) -> None:
     assert parse(text) == expected
 
 
-REFUSED = [
-    pytest.param(
-        "isolate-clop", "column 1: unknown pass 'isolate-clop'", "did you mean 'isolate-clip'", id="a slip"
-    ),
-    pytest.param("isolate-clip,zzz", "column 14: unknown pass 'zzz'", "choose from", id="nothing near"),
-    pytest.param("sample-pass{cont=1}", "sample-pass has no option 'cont'", "'count'", id="an option"),
-    pytest.param("isolate-clip{a=1}", "has no option 'a'", "has no options", id="no options at all"),
-    pytest.param("sample-pass{mode=iland}", "cannot be 'iland'", "did you mean 'island'", id="a choice"),
-    pytest.param("sample-pass{flag=ja}", "cannot be 'ja'", "true or false", id="a bool is true or false"),
-    pytest.param("sample-pass{count=1.5}", "cannot be '1.5'", "a whole number", id="an int has no fraction"),
-    pytest.param("sample-pass{factor=nan}", "cannot be 'nan'", "a number", id="NaN is not a setting"),
-    pytest.param("sample-pass{count=1 count=2}", "option 'count' is given twice", "", id="an option twice"),
-    *(
-        pytest.param(f"sample-pass{{{text}}}", "expected option=value", "no", id=text)
-        for text in ("count", "count=", "count=1,2", 'label="a"', "=1")
-    ),
-    *(
-        pytest.param(text, f"column {column}: expected a pass, found", "the form is", id=text)
-        for text, column in (
-            ("sample-pass{count=1", 1),
-            ("isolate-clip,", 14),
-            ("isolate-clip,,x", 14),
-            ("isolate-clip sample-pass", 1),
-        )
-    ),
-]
-
-
-@pytest.mark.parametrize(("text", "message", "hint"), REFUSED)
+@pytest.mark.parametrize(("text", "message", "hint"), cases("pipeline/refused_pipelines.txt"))
 def test_refuses(text: str, message: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse(text)

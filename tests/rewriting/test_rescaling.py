@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import assert_bit_equal, graph, matrix, model, random_feeds
+from graphs import assert_bit_equal, cases, graph, matrix, model, random_feeds
 from nightly import some
 from onnx import TensorProto
 from paths import MODELS
@@ -64,30 +64,7 @@ def test_constants_take_up_differences() -> None:
     assert exponents.form(chain[0]) == ()
 
 
-BODIES = [
-    pytest.param("t = Relu(a)", "a = t", id="Relu"),
-    pytest.param("t = Add(a, b)", "a = b = t", id="Add of two tensors"),
-    pytest.param("t = Concat<axis = 0>(a, b)", "a = b = t", id="Concat"),
-    pytest.param("t = Max(a, b)", "a = b = t", id="Max"),
-    pytest.param("t = Mul(a, b)", "free", id="product of two tensors"),
-    pytest.param("t = MatMul(a, b)", "free", id="MatMul of two tensors"),
-    pytest.param("t = Mul(a, a)", "free", id="square"),
-    pytest.param("t = Div(a, b)", "free", id="quotient"),
-    pytest.param("t = Sqrt(a)", "free", id="root"),
-    pytest.param("t = Reciprocal(a)", "free", id="reciprocal"),
-    pytest.param("t = Sigmoid(a)", "a = t = 0", id="Sigmoid fixes both"),
-    pytest.param("t = Softmax(a)", "a = t = 0", id="Softmax fixes both"),
-    pytest.param("t = Sign(a)", "t = 0", id="Sign does not see the scale"),
-    pytest.param("c = Greater(a, b)  t = Where(c, a, b)", "a = b = t", id="Greater and Where"),
-    pytest.param("p = Constant<value_float = 2.0>()  t = Pow(a, p)", "free", id="Pow by 2"),
-    pytest.param("p = Constant<value_float = 2.5>()  t = Pow(a, p)", "a = t = 0", id="Pow by 2.5"),
-    pytest.param("t = LpNormalization(a)", "t = 0", id="LpNormalization lets its input free"),
-    pytest.param("t = Cast<to = 10>(a)  s = Cast<to = 1>(t)", "a = 0", id="a Cast to FP16 fixes its input"),
-    pytest.param("t = com.example.Foo<v = 1>(a)", "a = 0", id="unknown operator"),
-]
-
-
-@pytest.mark.parametrize(("body", "wanted"), BODIES)
+@pytest.mark.parametrize(("body", "wanted"), cases("rewriting/exponents.txt"))
 def test_an_operator_constrains_its_exponents(body: str, wanted: str) -> None:
     """Which of a, b and t share an exponent, and which have 0; a and b are free by their weights."""
     source = model(f"""
