@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import graph, model
+from graphs import cases, graph, model
 from needs import needs_rtx
 
 from rewriter.base.errors import EngineError
@@ -63,39 +63,7 @@ def test_weights_in_external_data_are_found(tmp_path: Path) -> None:
     assert (tmp_path / "model.onnx.data").stat().st_size >= weight.nbytes
 
 
-@pytest.mark.parametrize(
-    ("body", "node", "op", "words"),
-    [
-        pytest.param(
-            "g (float16[2,2] x, float[2,2] z) => (float16[2,2] y) { r = Relu(x) [mixed] y = Add(r, z) }",
-            "mixed",
-            "Add",
-            "Half and Float",
-            id="an Add of two types",
-        ),
-        pytest.param(
-            "g (float16[1,2,8,8] x, float[1,4,4,2] p) => (float16[1,2,4,4] y) { [grid] y = GridSample(x,p) }",
-            "grid",
-            "GridSample",
-            "must be of same type",
-            id="a GridSample with an FP32 grid, which ONNX allows",
-        ),
-        pytest.param(
-            """g (float16[2,2] x) => (float16[2,2] y) { [whose] y = com.acme.Foo(x) }""",
-            "whose",
-            "Foo",
-            r"not supported|Plugin not found",
-            id="an unknown operator",
-        ),
-        pytest.param(
-            "g (float[2,3] x) => (float[p] y) <int64[1] a = {2}> { [cut] r = Slice(x, a, a, a) y = Relu(r) }",
-            "cut",
-            "Slice",
-            "Axis must be in",
-            id="an error of the parser without a node, which its log has",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("body", "node", "op", "words"), cases("engines/refused.txt"))
 def test_the_parser_names_what_it_refuses(body: str, node: str, op: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     header = '<ir_version: 8, opset_import: ["" : 17, "com.acme" : 1]>\n'

@@ -195,23 +195,7 @@ def test_of_tokens_that_become_an_image_the_last_bias_alone_stays_in_fp32() -> N
 
 
 @needs_rtx
-@pytest.mark.parametrize(
-    ("quirk", "target"),
-    [
-        pytest.param("clip-maximum-lost", "10.12", id="a lost bound"),
-        pytest.param("conv-clip", "10.0.1 sm_89", id="Clip after a Conv"),
-        pytest.param("patch-embedding", "10.14.1", id="a patch embedding"),
-        pytest.param("shared-input-products", "jetpack-7.1", id="products of one input"),
-        pytest.param("gate-and-up", "10.13", id="gate and up"),
-        pytest.param("clip-before-elementwise", "tensorrt-rtx 1.6.1 sm_90", id="a gate with a Clip"),
-        pytest.param("bias-before-square", "tensorrt-rtx 1.6.1 sm_90", id="squared Relu"),
-        pytest.param("pointwise-conv-1d-gate", "tensorrt-rtx 1.6.1", id="gated pointwise Conv"),
-        pytest.param("pointwise-conv-heads", "tensorrt-rtx 1.6.1 sm_90", id="queries of shared keys"),
-        pytest.param("conv-into-wider-image", "tensorrt-rtx 1.6.1 sm_90", id="a padded image"),
-        pytest.param("conv-one-element-scaled", "tensorrt-rtx 1.6.1 sm_90", id="MobileNetV3's last Conv"),
-        pytest.param("unary-after-scale", "tensorrt-rtx 1.6.1 sm_90", id="a Relu after a scale"),
-    ],
-)
+@pytest.mark.parametrize(("quirk", "target"), graphs.cases("hazards/repaired.txt"))
 def test_a_pass_repairs_a_defect_and_the_result_builds(quirk: str, target: str) -> None:
     done = fixed(quirk, target)
     name = BY_ID[quirk].steps.partition("{")[0]

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from graphs import graph
+from graphs import cases, graph
 from nightly import NIGHTLY
 from onnx import TensorProto, helper
 from paths import MODELS
@@ -41,62 +40,9 @@ class Hostile:
 
 X = [{"x": floats(4, 8, seed=seed)} for seed in range(3)]
 HOSTILE = {
-    "NaN": Hostile("g (float[4,8] x) => (float[4,8] y) { y = Log(x) }", X),
-    "infinity": Hostile(
-        "g (float[4,8] x) => (float[4,8] y) { a = Relu(x) y = Div(x, a) }", X
-    ),
-    "zeros": Hostile("g (float[4,8] x) => (float[4,8] y) { y = Sub(x, x) }", X),
-    "integers alone": Hostile(
-        "g (int64[4] x) => (int64[4] y) { y = Add(x, x) }", [{"x": np.arange(4, dtype=np.int64)}]
-    ),
-    "no elements": Hostile("g (float[0,8] x) => (float[0,8] y) { y = Relu(x) }", [{"x": floats(0, 8)}]),
-    "an empty output": Hostile(
-        "g (float[4,8] x) => (float[4,8] y, float[0,8] i) <int64[1] s = {0}> "
-        "{ y = Relu(x) i = Slice(x, s, s) }", X
-    ),
-    "a dynamic batch": Hostile(
-        "g (float[n,8] x) => (float[n,8] y) { y = Sigmoid(x) }", [{"x": floats(n, 8)} for n in (3, 1, 5)]
-    ),
-    "a constant output": Hostile(
-        """g (float[4,8] x) => (float[4,8] y, float[2] z) <float[2] c = {0.1, 7e4}>
-        { y = Relu(x) z = Identity(c) }""",
-        X,
-    ),
-    "one tensor twice": Hostile(
-        "g (float[4,8] x) => (float[4,8] y, float[4,8] z) { y = Exp(x) z = Identity(y) }", X
-    ),
-    "an If": Hostile(
-        """g (float[4,8] x, bool c) => (float[4,8] y) {
-            y = If(c) <then_branch = t () => (float[4,8] a) { a = Exp(x) },
-                       else_branch = e () => (float[4,8] b) { b = Sqrt(x) }> }""",
-        [{"x": one["x"], "c": np.array(number == 1)} for number, one in enumerate(X)],
-    ),
-    "a Loop": Hostile(
-        """g (float[4,8] x) => (float[4,8] y) <int64 n = {3}, bool go = {1}> {
-            y = Loop(n, go, x) <body = b (int64 i, bool c, float[4,8] s) => (bool d, float[4,8] t)
-                { d = Identity(c) t = Tanh(s) }> }""",
-        X,
-    ),
-    "BF16 inputs": Hostile(
-        "g (bfloat16[4,8] x) => (float[4,8] y) { a = Cast<to = 1>(x) y = Tanh(a) }",
-        [{"x": np.ones((4, 8), ml_dtypes.bfloat16)}],
-    ),
-    "beyond FP16": Hostile(
-        "g (float[4,8] x) => (float[4,8] y) { y = Mul(x, x) }", [{"x": floats(4, 8, scale=1e3)}]
-    ),
-    "as far as FP32": Hostile(
-        """g (float[2,8] x) => (float[2,2] y)
-        <float[8,2] w = {2049.0, 2049.0, -2000.0, -2000.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0,
-                         0.0, 0.0, 0.0, 0.0, 0.0, 0.0}> { y = MatMul(x, w) }""",
-        [{"x": np.ones((2, 8), np.float32)}],
-    ),
-    "a failure": Hostile(
-        "g (float[4,8] x) => (float[4,8] y) <float k = {300.0}> { a = Add(x, k) y = Sub(a, k) }",
-        X,
-        {"repair": False},
-    ),
-    "a tolerance": Hostile("g (float[4,8] x) => (float[4,8] y) { y = Sigmoid(x) }", X, {"tolerance": 1e-7}),
-}  # fmt: skip
+    name: Hostile(text, eval(data), eval(f"dict({options})"))
+    for text, name, data, options in (case.values for case in cases("jobs/hostile.txt"))
+}
 
 
 def numbers(result: Any, *names: str) -> list[tuple[bool | None, dict[str, float]]]:

@@ -15,7 +15,7 @@ def written(facts: TensorFacts | None) -> str:
     """Type and shape as onnx.parser writes them; [?] is an unknown rank."""
     if facts is None:
         return "unknown"
-    kind = TensorProto.DataType.Name(facts.dtype).lower()  # type: ignore[arg-type]
+    kind = TensorProto.DataType.Name(facts.dtype).lower()
     return kind + (
         "[?]" if facts.shape is None else f"[{','.join(map(str, facts.shape))}]" if facts.shape else ""
     )

@@ -220,23 +220,12 @@ def test_biases_of_merged_projections_break_attention(read: str, broken_by: str)
     assert attention.nodes == {f"0:{name}" for name in broken_by}
 
 
-@pytest.mark.parametrize(
-    ("body", "attentions"),
-    [
-        pytest.param("s = MatMul(q, k) p = Softmax(s) y = MatMul(p, v)", 1, id="attention"),
-        pytest.param("s = MatMul(q, k) m = Add(s, v) p = Softmax(m) y = MatMul(p, v)", 1, id="a mask"),
-        pytest.param("s = MatMul(q, k) p = Relu(s) y = MatMul(p, v)", 0, id="no Softmax"),
-        pytest.param("s = Add(q, k) p = Softmax(s) y = MatMul(p, v)", 0, id="scores of no product"),
-        pytest.param("s = MatMul(q, w) p = Softmax(s) y = MatMul(p, v)", 0, id="scores of a weight"),
-        pytest.param("s = MatMul(q, k) p = Softmax(s) y = MatMul(p, w)", 0, id="values that are weights"),
-        pytest.param("s = MatMul(q, k) c = Conv(s, u) p = Softmax(c) y = MatMul(p, v)", 0, id="a Conv"),
-    ],
-)
-def test_an_attention_is_two_computed_products_with_a_softmax_between(body: str, attentions: int) -> None:
+@pytest.mark.parametrize(("body", "attentions"), graphs.cases("planning/attentions.txt"))
+def test_an_attention_is_two_computed_products_with_a_softmax_between(body: str, attentions: str) -> None:
     shape, ones = "float[1,4,4]", ",".join("1" * 16)
     weights = f"float[4,4] w = {{{ones}}}, float[4,4,1] u = {{{ones}}}"
     text = f"g ({shape} q, {shape} k, {shape} v) => ({shape} y) <{weights}> {{ {body} }}"
-    assert len(prices(text).attentions) == attentions
+    assert len(prices(text).attentions) == int(attentions)
 
 
 @pytest.mark.parametrize(
@@ -265,19 +254,7 @@ def _neg(node: NodeProto) -> bool:
     return node.op_type == "Neg"
 
 
-@pytest.mark.parametrize(
-    ("body", "nodes"),
-    [
-        pytest.param("b = Mul(a, k) c = Relu(b) y = MatMul(c, w)", "b c", id="a chain"),
-        pytest.param("b = Mul(a, k) c = Add(a, b) y = MatMul(c, w)", "b c", id="both operands are inside"),
-        pytest.param("b = Mul(a, x) y = MatMul(b, w)", "", id="an operand from outside"),
-        pytest.param("b = Relu(a) c = Add(b, x) y = MatMul(c, w)", "b", id="it ends where one comes in"),
-        pytest.param("b = Relu(a) c = MatMul(a, w) y = Add(b, c)", "", id="another reader"),
-        pytest.param("b = Relu(a) c = Neg(b) y = Sqrt(c)", "b", id="it ends at the stop"),
-        pytest.param("b = Neg(a) y = Sqrt(b)", "", id="it stops at once"),
-        pytest.param("b = Relu(a) y = Softmax(b)", "b", id="a Softmax is none of them"),
-    ],
-)
+@pytest.mark.parametrize(("body", "nodes"), graphs.cases("planning/elementwise.txt"))
 def test_elementwise_nodes_after_a_tensor(body: str, nodes: str) -> None:
     source = graphs.graph(f"g (float[4,4] x) => (float[4,4] y) {WEIGHTS} {{ a = MatMul(x, w) {body} }}")
     found = elementwise_after(FloatGraph.main(source), "a", _neg)

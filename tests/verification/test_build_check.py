@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import graph, model
+from graphs import cases, graph, model
 from needs import needs_rtx, without_gpu
 from onnx import TensorProto, helper, numpy_helper
 from paths import MODELS
@@ -20,12 +20,6 @@ from rewriter.verification.verdict import Check
 NORM = """
     g (float16[2,8] x, float16[8] s, float16[8] b) => (float[2,8] y) {
         n = LayerNormalization(x, s, b) r = Relu(n) y = Cast<to = 1>(r) }"""
-
-DECOMPOSED = """
-    g (float16[2,8] x) => (float16[2,8] y)
-    <float16[1] e = {1}, float16 two = {16384}, int64[1] last = {-1}> {
-        m = ReduceMean<axes = [-1]>(x) d = Sub(x, m) s = Pow(d, two)
-        [variance] v = ReduceMean<axes = [-1]>(s) a = Add(v, e) q = Sqrt(a) y = Div(d, q) }"""
 
 
 def checked(
@@ -77,32 +71,14 @@ def test_what_is_expected_of_inner_graphs(text: str, types: str, norms: int) -> 
 
 # -- builds that pass --------------------------------------------------------------------------
 @needs_rtx
-@pytest.mark.parametrize(
-    ("body", "opset", "norms"),
-    [
-        pytest.param(NORM, 17, 1, id="LayerNormalization in FP16"),
-        pytest.param(
-            """g (float16[2,8] x, float16[8] s) => (float16[2,8] y) { y = RMSNormalization(x, s) }""",
-            23,
-            0,
-            id="RMSNormalization, which the parser decomposes with Casts",
-        ),
-        pytest.param(
-            """g (bfloat16[2,8] x, bfloat16[8] s) => (bfloat16[2,8] y) {
-                p = Softmax(x) y = LayerNormalization(p, s) }""",
-            17,
-            1,
-            id="BF16",
-        ),
-    ],
-)
-def test_a_sound_model_passes(body: str, opset: int, norms: int, tmp_path: Path) -> None:
-    source = graph(body, opset=opset, ir=10)
-    assert expectation(source).layer_normalizations == norms
+@pytest.mark.parametrize(("body", "opset", "norms"), cases("verification/sound.txt"))
+def test_a_sound_model_passes(body: str, opset: str, norms: str, tmp_path: Path) -> None:
+    source = graph(body, opset=int(opset), ir=10)
+    assert expectation(source).layer_normalizations == int(norms)
     check = checked(source, tmp_path)
     assert check.passed is True, check
     assert not check.details and "types as planned" in check.summary
-    assert ("NORMALIZATION" in check.summary) == bool(norms)
+    assert ("NORMALIZATION" in check.summary) == (norms != "0")
     assert check.seconds > 0
 
 
@@ -117,34 +93,11 @@ def test_dynamic_shapes_come_from_the_sample_or_a_span(tmp_path: Path) -> None:
 
 # -- builds that fail --------------------------------------------------------------------------
 @needs_rtx
-@pytest.mark.parametrize(
-    ("body", "opset", "summary", "words"),
-    [
-        pytest.param(DECOMPOSED, 17, "1 finding", ["decomposed norm in FP16", "variance"], id="FP16 norm"),
-        pytest.param(
-            """g (float16[1,2,8,8] x, float[1,4,4,2] at) => (float16[1,2,4,4] y) {
-                [sample] y = GridSample(x, at) }""",
-            17,
-            "refuses the model",
-            ["node sample (GridSample): ", "same type"],
-            id="the parser refuses it",
-        ),
-        pytest.param(
-            """g (float[1,2,8,16] q, float[1,2,8,16] k, float[1,2,8,16] v) => (float[1,2,8,16] y) {
-                y = Attention(q, k, v) }""",
-            23,
-            "did not build",
-            ["Attention"],
-            id="it parses but does not build",
-        ),
-    ],
-)
-def test_a_model_that_fails_is_told_with_the_node(
-    body: str, opset: int, summary: str, words: list[str], tmp_path: Path
-) -> None:
-    check = checked(graph(body, opset=opset, ir=11), tmp_path)
+@pytest.mark.parametrize(("body", "opset", "summary", "words"), cases("verification/failing.txt"))
+def test_a_model_that_fails_is_told(body: str, opset: str, summary: str, words: str, tmp_path: Path) -> None:
+    check = checked(graph(body, opset=int(opset), ir=11), tmp_path)
     assert check.passed is False and summary in check.summary
-    assert all(word in details(check) for word in words)
+    assert all(word in details(check) for word in words.split("; "))
 
 
 # -- no verdict --------------------------------------------------------------------------------
