@@ -176,6 +176,7 @@ def test_no_repair_starts_after_its_deadline() -> None:
     result = rewriter.fix(graph(OFFSET).whole(), inputs=samples(), build=False, repair_seconds=1e-9)
     assert result.verified is False
     assert any("`repair-seconds`" in line for line in result.repairs)
+    assert not result.before and any("plain FP16 is not compared" in line for line in result.warnings)
 
 
 def test_a_repair_ends_in_the_middle_of_its_work(monkeypatch: pytest.MonkeyPatch) -> None:

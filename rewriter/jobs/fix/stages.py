@@ -61,7 +61,7 @@ def run(job: FixJob) -> FixOutcome:
         workload = prepare(job, stage, folder, original, samples, warnings)
         job, verifier = workload.job, workload.verifier
         if job.lowers:
-            workload = replace(workload, plain=_plain(workload))
+            workload = _with_plain(workload)
         selection = candidates.run(workload)
         sizes = _room(workload)
         selection = replace(selection, attempt=_checked_to_the_end(selection, workload, sizes))
@@ -128,17 +128,22 @@ def _opset(job: FixJob, original: Model) -> int:
     return job.opset if chosen or not quantised else max(job.opset, QUANTISED_OPSET)
 
 
-def _plain(workload: Workload) -> Check | None:
-    """The emulation of plain FP16 or BF16, by the limits of results; None if nothing is verified."""
+def _with_plain(workload: Workload) -> Workload:
+    """Adds the emulation of plain FP16 or BF16, by the limits of results, if it ends in `repair-seconds`."""
     job, verifier = workload.job, workload.verifier
     if verifier.expected is None:
-        return None
+        return workload
     low, sums, original = job.precision.precision, job.accumulation, verifier.original
-    with workload.stage("running it unrepaired"):
-        standard = verifier.standards[low]
-        check = check_before(original, verifier.expected, verifier.samples, low, sums, standard)
-        raised = verifier.against is not None or bool(quantisers(original))
-        return verifier.excused(check) if check is not None and raised else check
+    ends, standard = time.monotonic() + job.request.repair_seconds, verifier.standards[low]
+    try:
+        with within(ends), workload.stage("running it unrepaired"):
+            check = check_before(original, verifier.expected, verifier.samples, low, sums, standard)
+            raised = verifier.against is not None or bool(quantisers(original))
+            check = verifier.excused(check) if check is not None and raised else check
+    except OutOfTimeError:
+        skipped = f"plain {low.upper()} is not compared (`repair-seconds`)"
+        return replace(workload, warnings=(*workload.warnings, skipped))
+    return replace(workload, plain=check)
 
 
 def _write_plan(job: FixJob, result: FixOutcome) -> None:
