@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from os import PathLike
 from typing import Any, Literal
 
 from rewriter.base.text import one_line
@@ -55,13 +56,13 @@ class RewriterError(Exception):
         what: str,
         *,
         hint: str,
-        where: str | None = None,
+        where: str | PathLike[str] | None = None,
         option: str | tuple[str, ...] = (),
         source: str = "",
     ) -> None:
         super().__init__(what)
         self.what = what
-        self.where = where
+        self.where = None if where is None else str(where)
         self.hint = hint
         self.options = (option,) if isinstance(option, str) else option
         self.source = source
@@ -122,7 +123,13 @@ class NativeError(RewriterError):
     """
 
     def __init__(
-        self, what: str, *, hint: str, where: str | None = None, cause: str = "", log: str = ""
+        self,
+        what: str,
+        *,
+        hint: str,
+        where: str | PathLike[str] | None = None,
+        cause: str = "",
+        log: str = "",
     ) -> None:
         super().__init__(what, where=where, hint=hint)
         self.cause = cause

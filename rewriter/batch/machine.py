@@ -112,7 +112,7 @@ def make_folder(output: Path) -> None:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         what, hint = f"cannot write the result: {error.strerror}", "check permissions and the free space"
-        raise OutputError(what, where=str(output), hint=hint) from error
+        raise OutputError(what, where=output, hint=hint) from error
 
 
 def _fix(entry: Entry) -> Outcome:

@@ -111,7 +111,7 @@ def named(paths: Iterable[Path], output: Path) -> list[Entry]:
             inside = path.resolve().is_relative_to(output.resolve())
             what = "results go there, so it is not searched" if inside else "no model is there"
             hint = "name a file, a folder with .onnx files, or a pattern in quotes"
-            raise UsageError(what, where=str(path), hint="name another folder with -o" if inside else hint)
+            raise UsageError(what, where=path, hint="name another folder with -o" if inside else hint)
         entries += [Entry(name, file, output / name) for name, file in here]
     return entries
 
@@ -150,7 +150,7 @@ def _merged(models: Iterable[Entry]) -> list[Entry]:
         if other != entry.model:
             what = f"{other} has the same name: one result would replace the other"
             hint = "name the folder that holds both, so that results keep their folders"
-            raise UsageError(what, where=str(entry.model), hint=hint)
+            raise UsageError(what, where=entry.model, hint=hint)
     return list(by_file.values())
 
 
@@ -160,7 +160,7 @@ def listed(manifest: Path, output: Path) -> list[Entry]:
     tables = table.pop("model", [])
     if not (isinstance(tables, list) and tables and all(isinstance(table, dict) for table in tables)):
         hint = 'write a table for each model: [[model]] and path = "net.onnx"'
-        raise UsageError("it names no models", where=str(manifest), hint=hint)
+        raise UsageError("it names no models", where=manifest, hint=hint)
     folder, models = manifest.parent, list[Entry]()
     common = read_table(KEYS, table, str(manifest), folder)
     for number, table in enumerate(tables, 1):

@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from rewriter.batch.cluster import Connection
     from rewriter.batch.machine import Processes
 
-Output = Annotated[
-    Path | None, typer.Option("-o", "--output", metavar="OUT", help="The result [MODEL.fixed.onnx]")
-]
+_OUTPUT = typer.Option("-o", "--output", metavar="OUT", help="The result [MODEL.fixed.onnx]")
+Output = Annotated[Path | None, _OUTPUT]
 Models = Annotated[list[Path], typer.Argument(metavar="MODEL", hidden=True)]
 DEFAULTS = {**declarations(FixCommand), **declarations(BatchCommand)}
 
@@ -61,7 +60,7 @@ def fix(models: Models, outputs: Outputs, output: Output = None, **given: Any) -
         if output.exists() and not is_result_of(output, model):
             hint = "name the result with -o, or say `in-place` or `dry-run`"
             what = "it exists, and is not replaced unless you name it"
-            raise UsageError(what, where=str(output), hint=hint)
+            raise UsageError(what, where=output, hint=hint)
     resolved = configured(given, model, quiet=outputs.quiet)
     values, save_plan = resolved.values, given.get("save_plan")
     read = [model, *data_files(model), values["plan"], values["inputs"], resolved.configuration.file]
@@ -84,7 +83,7 @@ def fix(models: Models, outputs: Outputs, output: Output = None, **given: Any) -
 def _recording(folder: Path, output: Path | None, outputs: Outputs, given: dict[str, Any]) -> None:
     """Fixes the files of a recording as a batch, each on its own samples."""
     if output is None:
-        raise UsageError("it has several models", where=str(folder), hint="name a folder with -o")
+        raise UsageError("it has several models", where=folder, hint="name a folder with -o")
     for name in ("in_place", "dry_run", "save_plan", "inputs", "image_preprocess"):
         if given.pop(name, None):
             raise UsageError("it is for one model", option=name.replace("_", "-"), hint="name one file")

@@ -57,7 +57,7 @@ def run_scan(
     outputs.check([*models, resolved.values["inputs"], resolved.configuration.file])
     if several and is_page(outputs.report):
         hint = "name it .json, or scan one model"
-        raise UsageError("a page shows one model", option="report", where=str(outputs.report), hint=hint)
+        raise UsageError("a page shows one model", option="report", where=outputs.report, hint=hint)
     results, unread = _scanned(models, resolved, quiet=outputs.quiet, several=several)
     more = [partial(write_json, as_sarif(results, unread), outputs.sarif)] if outputs.sarif else []
     if several:

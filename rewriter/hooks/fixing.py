@@ -146,10 +146,9 @@ def fix_export(source: Path | onnx.ModelProto, feeds: Feeds, options: HookOption
     tf32 = [gap.reason for gap in result.gaps if gap.kind == "tf32"]  # no hook builds with TF32 off
     if tf32 or (result.verdict is not None and not result.verdict.passed):
         failed = "; ".join(tf32 or [check.summary for check in result.checks if check.passed is False])
-        raise Unverified(
-            f"the fixed model failed its verification: {failed or 'no check could be made'}",
-            hint="`rewriter fix` on the plain export has details; fix={'keep_fp32': [...]} may help",
-        )
+        what = f"the fixed model failed its verification: {failed or 'no check could be made'}"
+        hint = "`rewriter fix` on the plain export has details; fix={'keep_fp32': [...]} may help"
+        raise Unverified(what, hint=hint)
     if isinstance(source, Path):
         if options.keep_raw and model.external:
             save(model, raw_path(source))
@@ -220,7 +219,7 @@ def fix_committed(path: Path, options: dict[str, Any]) -> bool:
     raw, before = raw_path(path), path.read_bytes() if path.is_file() else b""
     if raw.exists():
         what = "it would be overwritten, and may be the only copy of another model"
-        raise OutputError(what, where=str(raw), hint="move it away, or delete it")
+        raise OutputError(what, where=raw, hint="move it away, or delete it")
     fix = {"build": False, **data_beside(path), **options}
     fix_export(path, lambda _model: None, HookOptions(fix=fix, keep_raw=True, quiet=True))
     changed = path.read_bytes() != before

@@ -38,7 +38,7 @@ def fix_export(
     base = HookOptions(calibration=calibration, **options)
     files = sorted(path for path in Path(folder).glob("*.onnx") if not path.stem.endswith(".raw"))
     if not files:
-        raise ModelError("there is no .onnx file in it", where=str(folder), hint="name the export's output")
+        raise ModelError("there is no .onnx file in it", where=folder, hint="name the export's output")
     if script is not None:
         with work_folder() as work:
             if isinstance(script, (str, os.PathLike)):
@@ -54,7 +54,7 @@ def _fix_recorded(path: Path, samples: Path | None, base: HookOptions) -> Fixed:
     """Fixes a file on the samples of a recording; None: the script did not call it."""
 
     def uncalled() -> Fixed:
-        raise UsageError("the script does not call it", where=str(path), hint="run it in the script, too")
+        raise UsageError("the script does not call it", where=path, hint="run it in the script, too")
 
     if samples is None:
         return attempt(uncalled, base, str(path), path)

@@ -221,12 +221,11 @@ def example_feeds(
     if all(len(_leaves(named.get(port.name))) == 1 for port in ports):
         leaves = [_leaves(named[port.name])[0] for port in ports]
     if len(leaves) != len(ports):
-        raise InputsError(
+        what = (
             f"the model has {len(ports)} inputs ({', '.join(p.name for p in ports)}), the example arguments "
-            f"contain {len(leaves)} tensors",
-            where="args",
-            hint="give calibration=[{input: array, ...}, ...]",
         )
+        hint = "give calibration=[{input: array, ...}, ...]"
+        raise InputsError(f"{what}contain {len(leaves)} tensors", where="args", hint=hint)
     return {port.name: as_array(leaf) for port, leaf in zip(ports, leaves, strict=True)}
 
 

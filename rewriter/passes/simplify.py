@@ -178,9 +178,8 @@ def _run_onnxsim(written: bytes, data: Mapping[str, Array], folds: bool, units: 
     """Runs in a child process; `folds` looks for constants, `units` removes Adds of zeros and their like."""
     proto = without_weights(ModelProto.FromString(written), data)
     skipped = [*skipped_always(), *([] if units else ["eliminate_nop_with_unit"])]
-    result, _ = _onnxsim().simplify(
-        proto, skipped_optimizers=skipped, skip_constant_folding=not folds, tensor_size_threshold=LARGEST_FOLD
-    )
+    fields = {"skip_constant_folding": not folds, "tensor_size_threshold": LARGEST_FOLD}
+    result, _ = _onnxsim().simplify(proto, skipped_optimizers=skipped, **fields)
     assert isinstance(result, ModelProto)
     return result
 

@@ -151,12 +151,9 @@ def _run_one(draft: Draft, step: Pass, context: Context, strict: bool, earlier: 
         if step.imported:
             why = error.what if isinstance(error, ModelError) else error
             return [Refusal("model", f"rolled back: {why}")]
-        raise PassError(
-            f"pass {step.name} broke its contract: {error}",
-            where=str(original.path) if original.path else None,
-            hint=f"run without it (`skip={step.name}`) and report it; "
-            f"passes before it: {', '.join(earlier) or 'none'}",
-        ) from error
+        what, before = f"pass {step.name} broke its contract: {error}", ", ".join(earlier) or "none"
+        hint = f"run without it (`skip={step.name}`) and report it; passes before it: {before}"
+        raise PassError(what, where=original.path, hint=hint) from error
 
 
 class _BrokenContract(Exception):

@@ -168,10 +168,8 @@ class _Walk:
             for value in child.input:
                 if border and value.name in facts and facts[value.name].dtype in self.request.floats:
                     value.type.tensor_type.elem_type = border
-            types = [
-                facts[v.name].dtype if v.name in facts else tensors.original_type(v.name)
-                for v in child.output
-            ]
+            names = [v.name for v in child.output]
+            types = (facts[n].dtype if n in facts else tensors.original_type(n) for n in names)
             self.graph(child, tensors, [border or dtype for dtype in types])
         self._add(tensors, scope, node, [border] * len(node.output))
 

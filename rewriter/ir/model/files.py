@@ -64,7 +64,7 @@ def check(model: Model) -> None:
     if problem := model.invalidity():
         what = f"the graph is invalid: {problem}"
         hint = "export the model again, or correct the graph that the message names"
-        raise ModelError(what, where=str(model.path) if model.path else None, hint=hint)
+        raise ModelError(what, where=model.path, hint=hint)
 
 
 def _detach(proto: onnx.ModelProto, path: Path | None) -> Model:
@@ -147,7 +147,7 @@ def save(model: Any, path: str | os.PathLike[str], *, map_back: bool = False) ->
     with _reporting_failure("the model", named):
         target = file_to_replace(named)
         if os.path.realpath(target) in map(os.path.realpath, model.files):
-            raise OutputError("it holds weights of the model", where=str(named), hint="name another file")
+            raise OutputError("it holds weights of the model", where=named, hint="name another file")
         external = bool(model.weights) and (model.external or model.size > PROTOBUF_LIMIT)
         if external:
             proto = deepcopy(model.proto)
@@ -190,10 +190,10 @@ def check_model_output(path: Path) -> None:
     """Raises an OutputError for a device or a pipe, or the name of another kind of file."""
     if kind := special(path):
         hint = "name a file; `dry-run` does everything and writes no model"
-        raise OutputError(f"it is {kind}, and a model is written to a file", where=str(path), hint=hint)
+        raise OutputError(f"it is {kind}, and a model is written to a file", where=path, hint=hint)
     if path.suffix.lower() not in ENDINGS:
         hint = f"name it {path.stem}.onnx; TensorRT's own tools build the engine from it"
-        raise OutputError("a model is written as ONNX", where=str(path), hint=hint)
+        raise OutputError("a model is written as ONNX", where=path, hint=hint)
 
 
 def write_text(text: str, path: Path, what: str = "the report", newline: str | None = None) -> None:
@@ -225,4 +225,4 @@ def _reporting_failure(what: str, path: Path) -> Iterator[None]:
     except OSError as error:
         what = f"cannot write {what}: {error.strerror or error}"
         hint = "check the folder, its permissions and the free space"
-        raise OutputError(what, where=str(path), hint=hint) from error
+        raise OutputError(what, where=path, hint=hint) from error

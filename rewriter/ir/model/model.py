@@ -177,11 +177,8 @@ class Model:
     def whole(self) -> onnx.ModelProto:
         """A ModelProto with all its data inside; a ModelError if protobuf cannot hold it."""
         if self.size > PROTOBUF_LIMIT:
-            raise ModelError(
-                f"{self.size / 2**30:.1f} GiB do not fit into one protobuf message",
-                where=str(self.path) if self.path else None,
-                hint="save it with external data and pass the path",
-            )
+            what = f"{self.size / 2**30:.1f} GiB do not fit into one protobuf message"
+            raise ModelError(what, where=self.path, hint="save it with external data and pass the path")
         proto = deepcopy(self.proto)
         for tensor in proto.graph.initializer:
             if tensor.name in self.weights:

@@ -81,12 +81,9 @@ def convert(value: Array, dtype: int, name: str) -> Array:
     if infinite.any() and np.isfinite(value[infinite]).any():
         largest = np.abs(value[np.isfinite(value)]).max()
         short = SHORT_NAMES[dtype].upper()
-        raise PassError(
-            f"the constant holds values up to {largest:.4g}, which {short} cannot represent, and its "
-            f"consumer is planned as {short}",
-            where=name,
-            hint="keep its consumers in FP32 (`keep-fp32`), or clamp it (pass clamp-constants)",
-        )
+        what = f"the constant holds values up to {largest:.4g}, which {short} cannot represent, and its "
+        hint = "keep its consumers in FP32 (`keep-fp32`), or clamp it (pass clamp-constants)"
+        raise PassError(f"{what}consumer is planned as {short}", where=name, hint=hint)
     return converted
 
 

@@ -164,7 +164,7 @@ def examine(
         data = proto.SerializeToString()
         return sandbox.call(_examined, data, set(detached), checks, infers, doing=" and ".join(names))
     except NativeError as error:
-        raise ModelError(error.what, where=str(path) if path else None, hint=error.hint) from error
+        raise ModelError(error.what, where=path, hint=error.hint) from error
 
 
 def _examined(data: bytes, detached: set[str], checks: bool, infers: bool) -> tuple[Facts, str]:
@@ -199,11 +199,8 @@ def _invalidity(proto: ModelProto) -> str:
 
 
 def contradiction(problem: str, path: Path | None) -> ModelError:
-    return ModelError(
-        f"types or shapes contradict each other: {problem}",
-        where=str(path) if path else None,
-        hint="correct the node that the message names, or export the model again",
-    )
+    hint = "correct the node that the message names, or export the model again"
+    return ModelError(f"types or shapes contradict each other: {problem}", where=path, hint=hint)
 
 
 def _inferred(written: bytes) -> Facts:

@@ -69,7 +69,7 @@ def read_proto(path: Path) -> onnx.ModelProto:
         what = "not an ONNX model: it holds no graph"
         hint = "name an .onnx file, or export the network again"
     if what:
-        raise ModelError(what, where=str(path), hint=hint)
+        raise ModelError(what, where=path, hint=hint)
     return proto
 
 
@@ -245,11 +245,9 @@ def _check_text(proto: onnx.ModelProto, where: str) -> None:
         _strict_model().FromString(text.SerializeToString())
     except (DecodeError, EncodeError, ValueError):  # not UTF-8, or larger than one message
         for path, content in _broken_text(proto, ""):
-            raise ModelError(
-                f"it is not UTF-8: {content.decode('utf-8', 'backslashreplace')}",
-                where=f"{where}: {path}",
-                hint="rename it with the program that wrote the model, and export again",
-            ) from None
+            what = f"it is not UTF-8: {content.decode('utf-8', 'backslashreplace')}"
+            hint = "rename it with the program that wrote the model, and export again"
+            raise ModelError(what, where=f"{where}: {path}", hint=hint) from None
 
 
 def _copy_fields(source: Message, copy: Message, names: set[str]) -> None:

@@ -162,7 +162,5 @@ def _decision(entry: NodeFields, repair: Repair, where: str) -> Decision:
         raise UsageError("no node is named", where=where, hint='give its name as "node", or its "key"')
     own = entry.range
     bounds = None if own is None else Range(own.low, own.high, own.mean_abs, own.finite)
-    tensor = entry.tensor or None
-    return Decision(
-        entry.node, entry.op, entry.key, entry.rule, entry.reason, tensor, range=bounds, repair=repair
-    )
+    named = entry.node, entry.op, entry.key, entry.rule, entry.reason
+    return Decision(*named, entry.tensor or None, bounds, repair)

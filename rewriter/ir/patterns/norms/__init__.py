@@ -178,9 +178,8 @@ class Root:
     def of(cls, power: Pattern, norm: Pattern) -> Root:
         """The root of `power`, or `norm` itself."""
         plain = norm | root(power)
-        deviation = guarded(
-            plain | scaled_by(guarded(plain, "outside"), fault="its root is scaled"), "outside"
-        )
+        scaled = scaled_by(guarded(plain, "outside"), fault="its root is scaled")
+        deviation = guarded(plain | scaled, "outside")
         inverse = (
             op("Reciprocal", deviation)
             | op("Div", const(1.0), deviation)
