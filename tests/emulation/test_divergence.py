@@ -177,3 +177,20 @@ def test_large_weights_are_widened_in_the_graph_and_change_no_bit(monkeypatch: p
     (one,), (other,) = run_all(copied, [feeds]), run_all(shared, [feeds])
     np.testing.assert_array_equal(one["y"], other["y"])
     assert diverged(source) == before
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_the_outputs_of_the_emulated_model_come_with_its_errors(backwards: bool) -> None:
+    """To the bit as by itself: a search need not emulate the rules' plan again."""
+    source = graphs.graph("""
+        g (float[8,64] x, float[64,8] w) => (float[8,8] y, int64[2] s) {
+            m = MatMul(x, w)
+            y = Relu(m)
+            s = Shape(y)
+        }""")
+    fixed, feeds, results = lowered(source), graphs.random_feeds(source), list[dict[str, Array]]()
+    diverge(source, fixed, [feeds], backwards=backwards, results=results)
+    (expected,) = run_all(emulation(fixed, "fp16", tf32=True, backwards=backwards), [feeds])
+    assert results[0].keys() == {"y", "s"}
+    for name, array in expected.items():
+        np.testing.assert_array_equal(results[0][name], array)

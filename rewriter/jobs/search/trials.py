@@ -44,6 +44,7 @@ ROUNDED = 2.0 * ONE_ROUNDING
 """Largest error of a node that rounds its result, and else computes exactly: its operands may be rounded."""
 
 SLOW_S = 2.0  # CPU seconds of an emulation from which a search ends near the best plan
+RANKING_RUNS = 3  # computations of a ranking, side by side
 CHECKS = 2  # emulations of each sample by a check: as it is built, and with TF32 off
 
 AddedNodes = frozenset[str]
@@ -198,10 +199,14 @@ class Trials:
             run_s = (time.monotonic() - opened) / len(missing)
             self._check_s = max(self._check_s, CHECKS * (opened - start + self.checked * run_s))
             self.memory.emulation_s = max(self.memory.emulation_s, processor_s() - began)
-        for place in self.places:
-            if sum(array.nbytes for array in runs[place].values()) <= KEPT_BYTES:
-                self.memory.runs[*kept, place] = runs[place]
+        self._keep(plan, ((place, runs[place]) for place in self.places))
         return [runs[place] for place in places]
+
+    def _keep(self, plan: Plan, runs: Iterable[tuple[int, Mapping[str, Array]]]) -> None:
+        """Keeps the outputs of a plan by the place of the sample, for this search and the next."""
+        for place, outputs in runs:
+            if sum(array.nbytes for array in outputs.values()) <= KEPT_BYTES:
+                self.memory.runs[*self._key(plan), place] = outputs
 
     def _key(self, plan: Plan) -> tuple[object, ...]:
         """All that the emulation of a plan depends on beside the model and the sample."""
@@ -293,9 +298,16 @@ class Trials:
         self.count += 1
         tensors: dict[str, float] = {}
         errors: dict[str, float] = {}
-        low = lowered(self.model, self.plan, self.means_of)
+        start, began = time.monotonic(), processor_s()
+        low, results = lowered(self.model, self.plan, self.means_of), list[dict[str, Array]]()
         with self._in_time():
-            rows = diverge(self.model, low, self.samples[:1], self.ranking_sums)
+            rows = diverge(
+                self.model, low, self.samples[:1], self.ranking_sums, backwards=True, results=results
+            )
+        self._check_s = max(self._check_s, time.monotonic() - start)  # it has two emulations, as a check
+        self.memory.emulation_s = max(self.memory.emulation_s, (processor_s() - began) / RANKING_RUNS)
+        if results and not self.states and self.ranking_sums == self.accumulation:
+            self._keep(self.plan, zip(self.places, results, strict=False))
         for row in rows:
             if row.added > 0.0:
                 tensors[row.tensor] = max(tensors.get(row.tensor, 0.0), row.added)

@@ -92,6 +92,7 @@ class SideBySide:
         self.norms = [name for _, names in self.rows for name in names if name]
         blocks = range(0, len(self.norms), BLOCK)
         self.outputs = [self.emit.stack(self.norms[first : first + BLOCK]) for first in blocks]
+        self.results = {port.name: EMULATED + port.name for port in emulated.signature.outputs}
         self.model = self._assembled()
 
     def _advance(self, done: int, node: NodeProto) -> int:
@@ -182,8 +183,10 @@ class SideBySide:
         replace_items(graph.input, [v for v in graph.input if v.name in inputs])
         replace_items(graph.initializer, tensors)
         replace_items(graph.node, self.nodes)
+        types = dict.fromkeys(self.outputs, int(TensorProto.FLOAT))
+        types |= {self.results[port.name]: port.dtype for port in self.emulated.signature.outputs}
         replace_items(
-            graph.output, (helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in self.outputs)
+            graph.output, (helper.make_tensor_value_info(n, dtype, None) for n, dtype in types.items())
         )
         # the local functions and operator sets that only the emulated model has
         proto = model.proto
@@ -222,6 +225,9 @@ def diverge(
     accumulation: Accumulation = "fp16",
     # tensors of `original` that `fixed` has multiplied by 2^exponent (pass `rescale`)
     exponents: Mapping[str, int] = UNSCALED,
+    *,
+    backwards: bool = False,  # as of `emulation`
+    results: list[dict[str, Array]] | None = None,  # gets the emulated model's outputs for each sample
 ) -> tuple[NodeError, ...]:
     """The errors of all float tensors of the main graph over all samples, in the order of computation.
 
@@ -230,7 +236,7 @@ def diverge(
     """
     pair = SideBySide(
         reference(import_float64(original)),
-        emulation(fixed, accumulation, tf32=True),
+        emulation(fixed, accumulation, tf32=True, backwards=backwards),
         exponents,
     )
     if not pair.rows:
@@ -239,6 +245,8 @@ def diverge(
     with Session(pair.model) as session:
         for sample in samples:
             values = session.run(sample)
+            if results is not None:
+                results.append({name: values[own] for name, own in pair.results.items()})
             errors = dict(zip(pair.norms, np.concatenate([values[n] for n in pair.outputs]), strict=True))
             norms = [[errors.get(name, 0.0) for name in names] for _, names in pair.rows]
             squares += np.square(np.asarray(norms, np.float64).reshape(-1, 3))
