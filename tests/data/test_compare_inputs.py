@@ -121,6 +121,8 @@ def inner(pipeline: Pipeline, seed: int = 3) -> Array:
 
 
 RAW = inner(Pipeline("0..255"))[0]
+UNIT, GREY, SMOOTH = RAW / 255, RAW[:1].repeat(3, 0), gaussian_filter(RAW, (0, 0.6, 0.6))
+NOISE = np.random.default_rng(0).uniform(-0.4, 0.4, RAW.shape)
 
 RELATIONS: dict[str, tuple[Any, Any, set[str], str | None]] = {
     "equal": (RAW, RAW.copy(), set(), "no difference"),
@@ -144,32 +146,12 @@ RELATIONS: dict[str, tuple[Any, Any, set[str], str | None]] = {
         "theirs has ImageNet's mean and standard deviation, not divided by 255 before",
     ),
     "divided twice": (RAW / 255, RAW / 65025, {"scale"}, "theirs is divided by 255 twice"),
-    "constants that nobody named": (
-        RAW / 255,
-        (RAW / 255 - 0.3) / 0.17,
-        {"scale"},
-        "theirs is ours * 5.882 + -1.765",
-    ),
+    "constants that nobody named": (UNIT, (UNIT - 0.3) / 0.17, {"scale"}, "theirs is ours * 5.882 + -1.765"),
     "another size": (RAW, RAW[:, 3:43, 5:45].copy(), {"size", "values"}, None),
     "mirrored": (RAW, RAW[..., ::-1].copy(), {"values"}, "theirs shows something else"),
-    "grey": (
-        RAW[:1].repeat(3, 0),
-        RAW[:1].repeat(3, 0) / 255,
-        {"scale"},
-        "theirs is divided by 255, ours is not",
-    ),
-    "rounded on the way": (
-        RAW / 255 + np.random.default_rng(0).uniform(-0.4, 0.4, RAW.shape) / 255,
-        RAW / 255,
-        {"rounding"},
-        "theirs is rounded in another place",
-    ),
-    "smoother details": (
-        RAW,
-        gaussian_filter(RAW, (0, 0.6, 0.6)),
-        {"interpolation"},
-        "theirs is resampled in another way",
-    ),
+    "grey": (GREY, GREY / 255, {"scale"}, "theirs is divided by 255, ours is not"),
+    "rounded on the way": (UNIT + NOISE / 255, UNIT, {"rounding"}, "theirs is rounded in another place"),
+    "smoother details": (RAW, SMOOTH, {"interpolation"}, "theirs is resampled in another way"),
 }
 
 

@@ -13,7 +13,8 @@ from rewriter.ir.model.schemas import embeds
 from rewriter.passes.clean_casts import CleanCasts
 
 F32, F16, BF16, F64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE
-I8, I32, I64, BOOL = TensorProto.INT8, TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL
+I8, U8, BOOL = TensorProto.INT8, TensorProto.UINT8, TensorProto.BOOL
+I32, I64 = TensorProto.INT32, TensorProto.INT64
 
 
 def test_a_folded_constant_keeps_sign_infinity_and_ties() -> None:
@@ -66,26 +67,9 @@ def test_bytes_that_something_else_reads_stay_and_are_named() -> None:
     ]
 
 
-WIDER = [
-    (F16, F32),
-    (BF16, F32),
-    (F32, F64),
-    (I8, F16),
-    (I8, BF16),
-    (I32, F64),
-    (I32, I64),
-    (BOOL, I8),
-    (BOOL, F16),
-]
-NOT_WIDER = [
-    (F16, BF16),
-    (BF16, F16),
-    (I32, F32),
-    (I64, F64),
-    (F16, I64),
-    (I8, TensorProto.UINT8),
-    (TensorProto.UINT8, I8),
-]
+WIDER = [(F16, F32), (BF16, F32), (F32, F64), (I8, F16), (I8, BF16), (I32, F64), (I32, I64)]
+WIDER += [(BOOL, I8), (BOOL, F16)]
+NOT_WIDER = [(F16, BF16), (BF16, F16), (I32, F32), (I64, F64), (F16, I64), (I8, U8), (U8, I8)]
 
 
 @pytest.mark.parametrize(("narrow", "wide"), [(t, t) for t in (F16, BF16, I64)] + WIDER)

@@ -45,29 +45,16 @@ def _pipeline(data: bytes) -> None:
     assert pipeline.parse(pipeline.render(steps)) == steps
 
 
-def _report(data: bytes) -> None:
-    with tempfile.TemporaryDirectory(prefix="rewriter-fuzz-") as folder:
-        (path := Path(folder) / "r.json").write_bytes(data)
-        html_of_saved(path)
+def _in_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], None]:
+    """Reads bytes as a file of this name, with a model beside it."""
 
+    def target(data: bytes) -> None:
+        with tempfile.TemporaryDirectory(prefix="rewriter-fuzz-") as folder:
+            (path := Path(folder) / name).write_bytes(data)
+            (Path(folder) / "net.onnx").touch()
+            read(path)
 
-def _manifest(data: bytes) -> None:
-    with tempfile.TemporaryDirectory(prefix="rewriter-fuzz-") as folder:
-        (path := Path(folder) / "m.toml").write_bytes(data)
-        (Path(folder) / "net.onnx").touch()
-        models.listed(path, Path(folder) / "out")
-
-
-def _answers(data: bytes) -> None:
-    with tempfile.TemporaryDirectory(prefix="rewriter-fuzz-") as folder:
-        (path := Path(folder) / "a.json").write_bytes(data)
-        probes.read(path)
-
-
-def _configuration(data: bytes) -> None:
-    with tempfile.TemporaryDirectory(prefix="rewriter-fuzz-") as folder:
-        (Path(folder) / "rewriter.toml").write_bytes(data)
-        config.load(Path(folder), {})
+    return target
 
 
 _PLAN = b"""{"schema": "rewriter-plan", "version": 1, "precision": "fp16", "io": "keep", "float_nodes": 3,
@@ -103,9 +90,13 @@ _REPORT = b"""{"schema_version": 1, "page": {"verb": "fix", "subject": "m.onnx",
 TARGETS: Mapping[str, FuzzTarget] = {
     "plan": FuzzTarget(_plan, (_PLAN,)),
     "pipeline": FuzzTarget(_pipeline, tuple(preset.pipeline.encode() for preset in PRESETS.values())),
-    "report": FuzzTarget(_report, (_REPORT,)),
-    "manifest": FuzzTarget(_manifest, (_MANIFEST,)),
-    "answers": FuzzTarget(_answers, (next(probes.RECORDED.glob("*.json")).read_bytes(),)),
-    "configuration": FuzzTarget(_configuration, (_CONFIGURATION,)),
+    "report": FuzzTarget(_in_file("r.json", html_of_saved), (_REPORT,)),
+    "manifest": FuzzTarget(_in_file("m.toml", lambda p: models.listed(p, p.with_name("out"))), (_MANIFEST,)),
+    "answers": FuzzTarget(
+        _in_file("a.json", probes.read), (next(probes.RECORDED.glob("*.json")).read_bytes(),)
+    ),
+    "configuration": FuzzTarget(
+        _in_file("rewriter.toml", lambda p: config.load(p.parent, {})), (_CONFIGURATION,)
+    ),
 }
 """By name; models have tests/corruption.py."""

@@ -52,16 +52,8 @@ def measured(root: Path, tests: list[str], folder: Path) -> ReachingTests:
     data, times = folder / "coverage", folder / "times.xml"
     if not data.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            *tests,
-            "--cov",
-            "--cov-context=test",
-            "--cov-report=",
-        ]
+        options = ["-q", *tests, "--cov", "--cov-context=test", "--cov-report="]
+        command = [sys.executable, "-m", "pytest", *options]
         environment = os.environ | {"COVERAGE_FILE": str(data)}
         done = subprocess.run([*command, f"--junitxml={times}"], cwd=root, env=environment, check=False)
         if done.returncode != 0:
