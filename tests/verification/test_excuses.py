@@ -146,6 +146,13 @@ def test_on_which_sample_a_file_that_is_all_fp32_errs_is_chance() -> None:
         pytest.param(
             "v, i = TopK(x, k) a = Cast<to = 10>(v) b = Neg(a) y = Cast<to = 1>(b)", "k", True, id="rows"
         ),
+        pytest.param(
+            "a = Cast<to = 10>(x) i = ArgMax<axis = 1>(x) b = Gather<axis = 1>(a, i) c = Add(a, b) "
+            "y = Cast<to = 1>(c)",
+            "x",
+            True,
+            id="a route",
+        ),
     ],
 )
 def test_chance_decides_where_a_file_errs_in_fp32_or_in_rows(body: str, kind: str, chance: bool) -> None:
