@@ -1,6 +1,7 @@
 """The share of each node in the error of the outputs, checked against whole emulations."""
 
 import math
+from dataclasses import replace
 
 import graphs
 import numpy as np
@@ -98,3 +99,19 @@ def test_without_finite_outputs_the_nodes_own_errors_decide() -> None:
     assert contributions(source, rows(math.inf), errors) == own
     assert contributions(source, rows(0.0), errors) == own
     assert contributions(source, rows(1e-3), errors)["0:b"] == math.inf
+
+
+def test_an_error_that_is_infinite_on_the_way_is_followed_to_where_it_began() -> None:
+    """Exp overflows, and the quotient by it is 0 in both."""
+    source = graphs.graph("""
+        g (float[8] x) => (float[8] y) <float one = {1.0}> {
+            a = Sin(x) b = Exp(a) c = Mul(b, b) d = Add(c, a) e = Div(one, d) y = Add(e, a)
+        }""")
+    totals = {"a": 2e-4, "b": 3e-4, "c": math.inf, "d": math.inf, "e": 1e-3, "y": 5e-4}
+    rows = [NodeError(n, "", f"0:{n}", n, 2e-4, total, 0.0) for n, total in totals.items()]
+    errors = {row.key: row.added for row in rows}
+    shares = contributions(source, [replace(row, norm=1.0) for row in rows], errors)
+    assert all(map(math.isfinite, shares.values()))
+    assert sum(shares.values()) == pytest.approx(5e-4**2)
+    assert min(shares["0:a"], shares["0:b"]) > 1e3 * shares["0:d"]
+    assert all(map(math.isfinite, contributions(source, rows, errors).values())), "a tensor of zeros"
