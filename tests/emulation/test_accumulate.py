@@ -145,8 +145,7 @@ def test_a_large_conv_is_unfolded_in_strips_to_the_same_bits(
     """The result has more elements than a tile, in two images."""
     source = graphs.graph(f"""
         g (float16[2,20,64,65] x, float16[96,20,3,3] w) => (float16[2,C,H,W] y) {{
-            y = Conv<strides = [{stride},1], pads = [1,1,1,1]>(x, w)
-        }}""")
+            y = Conv<strides = [{stride},1], pads = [1,1,1,1]>(x, w) }}""")
     rng = np.random.default_rng(0)
     feeds: dict[str, Array] = {"x": low(rng, 2, 20, 64, 65), "w": low(rng, 96, 20, 3, 3)}
     unfolded = emulated(source, feeds, backwards=backwards)

@@ -47,11 +47,8 @@ def test_what_is_amplified_has_the_share_that_a_whole_emulation_shows() -> None:
 
 BRANCHES = """
     g (float[64,64] x) => (float[64,64] y) <float small = {{0.0625}}> {{
-        a = Sin(x)
-        b = Cos(x)
-        c = Mul(b, small)
-        y = {op}(a, c)
-    }}"""
+        a = Sin(x) b = Cos(x) c = Mul(b, small)
+        y = {op}(a, c) }}"""
 
 
 @pytest.mark.parametrize(
@@ -72,12 +69,7 @@ def test_a_share_is_what_the_node_in_fp32_takes_from_the_squared_error() -> None
     """Two blocks with a residual connection, of which the second amplifies by 3."""
     source = graphs.graph("""
         g (float[64,64] x) => (float[64,64] y) <float three = {3.0}, float half = {0.5}> {
-            a = Sin(x)
-            b = Mul(a, half)
-            c = Add(x, b)
-            d = Sin(c)
-            e = Mul(d, three)
-            y = Add(c, e)
+            a = Sin(x) b = Mul(a, half) c = Add(x, b) d = Sin(c) e = Mul(d, three) y = Add(c, e)
         }""")
     feeds = graphs.random_feeds(source)
     feeds["x"] = feeds["x"].astype(np.float16).astype(np.float32)

@@ -184,10 +184,7 @@ def test_the_outputs_of_the_emulated_model_come_with_its_errors(backwards: bool)
     """To the bit as by itself: a search need not emulate the rules' plan again."""
     source = graphs.graph("""
         g (float[8,64] x, float[64,8] w) => (float[8,8] y, int64[2] s) {
-            m = MatMul(x, w)
-            y = Relu(m)
-            s = Shape(y)
-        }""")
+            m = MatMul(x, w) y = Relu(m) s = Shape(y) }""")
     fixed, feeds, results = lowered(source), graphs.random_feeds(source), list[dict[str, Array]]()
     diverge(source, fixed, [feeds], backwards=backwards, results=results)
     (expected,) = run_all(emulation(fixed, "fp16", tf32=True, backwards=backwards), [feeds])
