@@ -232,6 +232,8 @@ def test_the_verdict_does_not_hang_on_the_order_of_the_samples() -> None:
 class Shifting(Simplify):
     """simplify, with a defect: it adds one to the result."""
 
+    name = "simplify"
+
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
         node = model.proto.graph.node[-1]
         if node.op_type != "Sum":
