@@ -105,5 +105,5 @@ def test_an_error_that_is_infinite_on_the_way_is_followed_to_where_it_began() ->
     shares = contributions(source, [replace(row, norm=1.0) for row in rows], errors)
     assert all(map(math.isfinite, shares.values()))
     assert sum(shares.values()) == pytest.approx(5e-4**2)
-    assert min(shares["0:a"], shares["0:b"]) > 1e3 * shares["0:d"]
+    assert shares["0:c"] == shares["0:d"] == 0.0 < min(shares["0:a"], shares["0:b"])
     assert all(map(math.isfinite, contributions(source, rows, errors).values())), "a tensor of zeros"

@@ -45,8 +45,9 @@ def contributions(model: Model, rows: Sequence[NodeError], errors: Mapping[str, 
         own, inherited = squares.get(key, 0.0), max(total - added.get(result, 0.0), 0.0)
         scaled = node.op_type in SUMS
         weights = {n: totals[n] * (norms[n] if scaled else 1.0) for n in reads(node) if totals.get(n)}
-        if infinite := [name for name in weights if totals[name] == math.inf]:
-            weights = dict.fromkeys(infinite, 1.0)
+        infinite = [name for name in weights if totals[name] == math.inf]
+        if infinite or not any(weights.values()):  # tensors of zeros have absolute errors
+            weights = dict.fromkeys(infinite or weights, 1.0)
         whole = math.fsum(weights.values())
         part = own / (own + inherited) if weights and own + inherited else 1.0
         shares[key] = flow * part
