@@ -28,7 +28,8 @@ class DecomposeOperators(ModelPass):
     attention moves before its first product, where FP16 has room for it. A DFT of constant length is a
     product by a matrix of cosines and sines. ONNX's Attention is written out where it caps its scores, has
     past keys, several outputs, a causal mask beside another, or sizes without a kernel. A Resize with
-    antialias or half_pixel_symmetric, of constant size, is a product by a constant matrix along each axis.
+    antialias or half_pixel_symmetric, of constant size, is a product by a constant matrix along each axis. A
+    Softmax or an ArgMax of a vector gets a second axis, without which the parser refuses it.
 
     Declines:
         - ONNX's Attention, of heads of unknown number or width, with a window, or with lengths of a cache
@@ -144,6 +145,9 @@ HEADS = (16, 256)
 """Widths of heads with a kernel for ONNX's Attention in FP16, which one head of a batch of 1 lacks: built
 with TensorRT-RTX 1.7.1, without a GPU."""
 
+OF_TWO_AXES = ("Softmax", "LogSoftmax", "Hardmax", "ArgMax", "ArgMin")
+"""Operators that the parser refuses for a vector: built with TensorRT-RTX 1.7.1."""
+
 LOWEST = float(np.finfo(np.float32).min)
 
 UNKNOWN = -(2**31)
@@ -161,7 +165,19 @@ def _definition(node: NodeProto) -> _Definition | None:
     if is_op(node, "Resize"):
         symmetric = attribute(node, "coordinate_transformation_mode") == "half_pixel_symmetric"
         return _resize if symmetric or attribute(node, "antialias", 0) else None
+    if is_op(node, *OF_TWO_AXES):
+        return _of_one_axis
     return DEFINITIONS.get(node.op_type) if node.domain == "com.microsoft" else None
+
+
+def _of_one_axis(call: _Call) -> str:
+    """The operator on a row of two axes, if its input has one; "" for others."""
+    if call.graph.rank(call.node.input[0]) != 1:
+        return ""
+    names = [name for name in ("keepdims", "select_last_index") if call.get(name) is not None]
+    fields = ", ".join(["axis = 1", *(f"{name} = {call.get(name)}" for name in names)])
+    return f"""row = Unsqueeze({call[0]}, {call.ints(0)})  out = {call.node.op_type}<{fields}>(row)
+        y0 = Squeeze(out, {call.ints(0)})"""
 
 
 def _bias_gelu(call: _Call) -> str:
