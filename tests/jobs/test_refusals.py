@@ -88,6 +88,16 @@ def test_zero_points_are_named_before_any_work_and_tensorrt_builds_none(tmp_path
     assert "ActivationSymmetric" in str(caught.value.hint)
 
 
+@pytest.mark.parametrize("zero", ["(x, s, z)", "(x, s)"], ids=["of UINT8", "none, which is UINT8"])
+def test_uint8_is_refused_which_tensorrt_takes_for_int8(zero: str) -> None:
+    text = SHIFTED.replace("ZERO", "uint8 z = {0}").replace("(x, s, z)", zero)
+    with pytest.raises(
+        UnbuildableError, match=r"quantised to UINT8 \(1 QuantizeLinear\).*: quantize"
+    ) as caught:
+        rewriter.fix(graph(text))
+    assert "QInt8" in str(caught.value.hint)
+
+
 def test_symmetric_quantisation_is_no_reason_to_refuse() -> None:
     source = graph(SHIFTED.replace("ZERO", "int8 z = {0}")).whole()
     assert rewriter.fix(source, inputs={"x": np.ones((2, 4), np.float32)}).verified

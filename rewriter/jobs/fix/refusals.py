@@ -128,7 +128,7 @@ def refuse_unbuildable(model: Model, target: Target, plugins: Iterable[str]) -> 
     names = ", ".join(f"{display_name(node)} ({node.op_type})" for node in nodes[:LISTED])
     more = f", and {len(nodes) - LISTED} more" if len(nodes) > LISTED else ""
     raise UnbuildableError(
-        f"it is {row.at_once} ({operators}), which TensorRT does not build: {names}{more}",
+        f"it is {row.at_once} ({operators}), which TensorRT does not compute: {names}{more}",
         where=str(model.path) if model.path else "the model",
         hint=row.remedy,
     )
