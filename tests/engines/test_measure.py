@@ -16,7 +16,13 @@ from rewriter.ir.model import Array, save
 from rewriter.runtime.engines.measure import Run, measure, summary
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Timing, Variant
-from rewriter.runtime.engines.tensor_files import read_tensors, spans_of, write_samples, write_tensors
+from rewriter.runtime.engines.tensor_files import (
+    TensorWriter,
+    read_tensors,
+    spans_of,
+    write_samples,
+    write_tensors,
+)
 
 DOUBLED = "g (float[n,4] x) => (float[n,4] y) { a = Relu(x)\n y = Add(a, a) }"
 
@@ -189,3 +195,10 @@ def test_outputs_of_onnx_runtime_are_written_and_read_in_their_types(tmp_path: P
     read = read_tensors(write_tensors(tmp_path / "outputs", written))
     assert {name: array.dtype.name for name, array in read.items()} == {"y": "float32", "n": "int64"}
     np.testing.assert_array_equal(read["y"], written["y"])
+
+
+def test_a_tensor_that_is_written_twice_takes_no_other_ones_file(tmp_path: Path) -> None:
+    writer = TensorWriter(tmp_path)
+    for name, value in (("a", np.float16(1)), ("a", np.float16(2)), ("b", np.float32(3))):
+        writer.add(name, np.array(value))
+    assert read_tensors(writer.close()) == {"a": 2, "b": 3}

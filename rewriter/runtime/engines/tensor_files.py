@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
 from pathlib import Path
 
 import ml_dtypes
@@ -30,9 +31,11 @@ class TensorWriter:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._index: dict[str, tuple[str, str]] = {}
+        self._numbers = count()
 
     def add(self, name: str, value: Array) -> None:
-        array, file = np.asarray(value), f"{len(self._index)}.npy"
+        """Writes one tensor; the last of a name is the one that is read."""
+        array, file = np.asarray(value), f"{next(self._numbers)}.npy"
         foreign = array.dtype.isbuiltin == 2  # 0 is NumPy's own, too: an instance that ONNX Runtime makes
         np.save(self.folder / file, array.view(f"u{array.itemsize}") if foreign else array)
         self._index[name] = (file, array.dtype.name)

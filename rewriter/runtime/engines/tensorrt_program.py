@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from ctypes import c_char_p, c_void_p, memmove, py_object, pythonapi
@@ -232,7 +233,9 @@ class TensorRTProgram:
 
     def _listening(self) -> Any:
         """A listener to the outputs of kernels that compute nodes, which the context calls from now on."""
-        wanted = {name for kernel in self.kernels if kernel.nodes for name in kernel.outputs}
+        times = Counter(name for kernel in self.kernels for name in kernel.outputs)
+        computed = {name for kernel in self.kernels if kernel.nodes for name in kernel.outputs}
+        wanted = {name for name in computed if times[name] == 1}  # else nothing says which is which
         heard = listener(self._trt, self._stream, wanted)
         self._context.set_debug_listener(heard)
         self._context.unfused_tensors_debug_state = True
