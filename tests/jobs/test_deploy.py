@@ -144,6 +144,15 @@ def test_sizes_that_a_model_takes(
     assert room(model, {"x": np.ones(shape, np.float32)}) == Room({"x": least}, frozenset(rigid))
 
 
+def test_a_mask_of_past_and_new_tokens_grows_with_both() -> None:
+    model = graph(
+        "g (float[b,t] x, float[b,p] past, float[b,s] mask) => (float[?,?] y) {"
+        " all = Concat<axis = 1>(past, x)  y = Mul(all, mask) }"
+    )
+    feeds = {name: np.ones((1, size), np.float32) for name, size in {"x": 2, "past": 4, "mask": 6}.items()}
+    assert room(model, feeds) == Room(dict.fromkeys(feeds, (1, 1)), frozenset())
+
+
 def test_nothing_is_tried_where_all_sizes_are_1() -> None:
     model = graph("g (float[b,n] x) => (float[b,n] y) { y = Relu(x) }")
     assert room(model, {"x": np.ones((1, 1), np.float32)}) == Room()

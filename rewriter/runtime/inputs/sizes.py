@@ -158,7 +158,8 @@ def room(model: Model, feeds: Mapping[str, Array]) -> Room:
     """Tries which sizes an FP32 model takes along its dynamic axes, with data cut from a sample, or repeated.
 
     For the smallest shapes, one size is tried for all axes: 1 and then powers of two, first with a batch of
-    1. From these shapes, each dynamic dimension by itself is made twice as long as in the sample.
+    1. From these shapes, each dynamic dimension by itself is made twice as long as in the sample; and if one
+    cannot be, all of them together.
     """
     axes: dict[str, list[tuple[str, int]]] = {}
     for port in model.signature.inputs:
@@ -180,6 +181,9 @@ def room(model: Model, feeds: Mapping[str, Array]) -> Room:
                 for name, several in axes.items()
             }
             rigid = [axes[name] for name, more in longer.items() if not _runs(session, feeds, sizes | more)]
+            together = {axis: size for more in longer.values() for axis, size in more.items()}
+            if rigid and _runs(session, feeds, together):  # as a mask does that covers a cache and new tokens
+                rigid = []
             least = {name: _sized(feeds[name], name, sizes).shape for name, _ in free}
             return Room(least, frozenset(axis for several in rigid for axis in several))
     return Room()
