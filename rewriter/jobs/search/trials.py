@@ -304,7 +304,8 @@ class Trials:
             rows = diverge(
                 self.model, low, self.samples[:1], self.ranking_sums, backwards=True, results=results
             )
-        self._check_s = max(self._check_s, time.monotonic() - start)  # it has two emulations, as a check
+        one_s = (time.monotonic() - start) / RANKING_RUNS
+        self._check_s = max(self._check_s, CHECKS * max(1, self.checked) * one_s)
         self.memory.emulation_s = max(self.memory.emulation_s, (processor_s() - began) / RANKING_RUNS)
         if results and not self.states and self.ranking_sums == self.accumulation:
             self._keep(self.plan, zip(self.places, results, strict=False))
