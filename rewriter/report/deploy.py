@@ -72,7 +72,8 @@ class Build:
         if data is None or port.name not in data.spans:
             return [tuple(s if isinstance(s, int) else "?" for s in port.shape or ("?",))] * 3
         span = data.spans[port.name]
-        return span if port.name in data.profiled else Room(data.least, data.rigid).profile(port, span)
+        room = Room(data.least, data.rigid, data.one_less)
+        return span if port.name in data.profiled else room.profile(port, span)
 
     @property
     def typing(self) -> list[str]:

@@ -144,13 +144,19 @@ def test_sizes_that_a_model_takes(
     assert room(model, {"x": np.ones(shape, np.float32)}) == Room({"x": least}, frozenset(rigid))
 
 
-def test_a_mask_of_past_and_new_tokens_grows_with_both() -> None:
+@pytest.mark.parametrize(("new", "one_less", "longest"), [(2, set(), 12), (1, {("mask", 1)}, 9)])
+def test_a_mask_of_past_and_new_tokens_grows_with_both(
+    new: int, one_less: set[tuple[str, int]], longest: int
+) -> None:
     model = graph(
         "g (float[b,t] x, float[b,p] past, float[b,s] mask) => (float[?,?] y) {"
         " all = Concat<axis = 1>(past, x)  y = Mul(all, mask) }"
     )
-    feeds = {name: np.ones((1, size), np.float32) for name, size in {"x": 2, "past": 4, "mask": 6}.items()}
-    assert room(model, feeds) == Room(dict.fromkeys(feeds, (1, 1)), frozenset())
+    shapes = {"x": (1, new), "past": (1, 4), "mask": (1, 4 + new)}
+    sizes = room(model, {name: np.ones(shape, np.float32) for name, shape in shapes.items()})
+    assert not sizes.rigid and sizes.one_less == frozenset(one_less)
+    mask = model.signature.inputs[2]
+    assert sizes.profile(mask, (shapes["mask"],) * 3) == ((1, 1), shapes["mask"], (1, longest))
 
 
 def test_nothing_is_tried_where_all_sizes_are_1() -> None:

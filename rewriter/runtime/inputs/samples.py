@@ -36,9 +36,10 @@ class DataSource:
     spans: Mapping[str, Span] = field(default_factory=dict)
     # the same of the values of small integer inputs, which may be shapes themselves
     values: Mapping[str, Span] = field(default_factory=dict)
-    # least, rigid: as in `sizes.Room`: what the model takes along its dynamic axes
+    # least, rigid, one_less: as in `sizes.Room`: what the model takes along its dynamic axes
     least: Mapping[str, Shape] = field(default_factory=dict)
     rigid: frozenset[tuple[str, int]] = frozenset()
+    one_less: frozenset[tuple[str, int]] = frozenset()
     # where the samples came from, file by file, in the order in which results are judged by them
     names: tuple[str, ...] = ()
     # sizes of random samples that nobody gave, by the name of the dimension or the axis

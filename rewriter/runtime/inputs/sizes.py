@@ -138,6 +138,8 @@ class Room:
     least: Mapping[str, Shape] = field(default_factory=dict)
     # axes that cannot be longer than in the sample, as pairs of input and axis
     rigid: frozenset[tuple[str, int]] = frozenset()
+    # axes that are one shorter than twice the sample where the others are doubled
+    one_less: frozenset[tuple[str, int]] = frozenset()
 
     def profile(self, port: Port, span: Span) -> Span:
         """The profile that is proposed: from the smallest shape to twice the samples' largest."""
@@ -151,15 +153,16 @@ class Room:
             varies and size > 1 and (port.name, axis) not in self.rigid
             for axis, (size, varies) in enumerate(zip(high, free, strict=True))
         ]
-        return low, usual, tuple(size << more for size, more in zip(high, longer, strict=True))
+        largest = (size << more for size, more in zip(high, longer, strict=True))
+        return low, usual, tuple(s - ((port.name, axis) in self.one_less) for axis, s in enumerate(largest))
 
 
 def room(model: Model, feeds: Mapping[str, Array]) -> Room:
     """Tries which sizes an FP32 model takes along its dynamic axes, with data cut from a sample, or repeated.
 
     For the smallest shapes, one size is tried for all axes: 1 and then powers of two, first with a batch of
-    1. From these shapes, each dynamic dimension by itself is made twice as long as in the sample; and if one
-    cannot be, all of them together.
+    1. From these shapes, each dynamic dimension by itself is made twice as long as in the sample. If one
+    cannot be, all are together, or it is one shorter: as a mask that covers a cache and one new token.
     """
     axes: dict[str, list[tuple[str, int]]] = {}
     for port in model.signature.inputs:
@@ -180,12 +183,14 @@ def room(model: Model, feeds: Mapping[str, Array]) -> Room:
                 name: {(n, axis): 2 * feeds[n].shape[axis] for n, axis in several}
                 for name, several in axes.items()
             }
-            rigid = [axes[name] for name, more in longer.items() if not _runs(session, feeds, sizes | more)]
-            together = {axis: size for more in longer.values() for axis, size in more.items()}
-            if rigid and _runs(session, feeds, together):  # as a mask does that covers a cache and new tokens
-                rigid = []
+            apart = (more for more in longer.values() if not _runs(session, feeds, sizes | more))
+            rigid = frozenset(axis for more in apart for axis in more)
             least = {name: _sized(feeds[name], name, sizes).shape for name, _ in free}
-            return Room(least, frozenset(axis for several in rigid for axis in several))
+            together = {axis: size for more in longer.values() for axis, size in more.items()}
+            for fewer in (0, 1) if rigid else ():
+                if _runs(session, feeds, together | {axis: together[axis] - fewer for axis in rigid}):
+                    return Room(least, one_less=rigid if fewer else frozenset())
+            return Room(least, rigid)
     return Room()
 
 
