@@ -46,6 +46,7 @@ from rewriter.verification.compare_runs import Standard, run_check
 from rewriter.verification.expected import (
     MOST_SAMPLES,
     Expected,
+    all_empty,
     as_declared,
     expected_outputs,
     judging,
@@ -138,6 +139,7 @@ def verify_in(
             missing = _without_reference(judge, models[0], chosen)
             exact = [] if judge.expected is None else judge.expected.of_model
             made_nan = nan_warnings(models[0], judge.samples, exact)
+        data = replace(data, empty_outputs=all_empty(exact))
         result = VerifyOutcome(before, after, engine="emulation", device=CPU, tolerance=held, data=data)
         if chosen.engine is None:
             sums = request.accumulation or sums_of(models[1], judge.target)

@@ -54,6 +54,11 @@ class Expected:
         return parts_of(self.exact)
 
 
+def all_empty(outputs: Sequence[Outputs]) -> bool:
+    """True if no output of any sample has an element: then nothing was compared."""
+    return bool(outputs) and not any(array.size for sample in outputs for array in sample.values())
+
+
 def judging(samples: Samples, most: int = MOST_SAMPLES) -> list[int]:
     """The places of the samples that judge, in order: beyond `most`, the last and the widest.
 

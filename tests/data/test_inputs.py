@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from polygraphy.json import save_json
 
+import rewriter
 from rewriter.base.errors import InputsError, UsageError
 from rewriter.ir.model import Array, Model
 from rewriter.runtime.engines.deployment import Deployment
@@ -423,3 +424,13 @@ def test_a_constant_mask_beside_other_inputs_is_no_constant_sample() -> None:
     sample = {"x": NOISE, "mask": ZEROS + 1, "n": np.array(3)}
     assert not load_samples([sample], model).source.doubt
     assert load_samples([sample | {"x": ZEROS}], model).source.doubt == "constant samples"
+
+
+@pytest.mark.parametrize(("last", "doubt"), [(-2.0, "samples with empty outputs"), (2.0, "")])
+def test_outputs_without_an_element_prove_nothing(last: float, doubt: str) -> None:
+    model = graphs.graph("g (float[4] x) => (int64[1,n] y) { p = Relu(x) y = NonZero(p) }")
+    samples = [{"x": np.array([-1, -2, -3, end], np.float32)} for end in (-1.0, last)]
+    result = rewriter.fix(model, inputs=samples, build=False, target="10.13")
+    assert result.data is not None and result.verified and result.data.doubt == doubt
+    compared = rewriter.verify(model, result.model, inputs=samples, engine="emulation")
+    assert compared.passed and compared.data.doubt == doubt

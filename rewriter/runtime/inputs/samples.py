@@ -54,6 +54,8 @@ class DataSource:
     beyond: Mapping[str, tuple[Shape, Shape]] = field(default_factory=dict)
     constant: bool = False  # True if every input with several elements holds one value in each sample
     repeated: bool = False  # True if there are several samples, all of them the same
+    # True if the original's outputs have no element on any of them, as of a detector that finds nothing
+    empty_outputs: bool = False
 
     @property
     def all_spans(self) -> dict[str, Span]:
@@ -67,6 +69,8 @@ class DataSource:
             return "random data"
         if self.constant:
             return "constant samples"
+        if self.empty_outputs:
+            return "samples with empty outputs"
         return f"one sample, {self.samples} times" if self.repeated else ""
 
 
