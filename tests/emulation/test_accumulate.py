@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 import rewriter
+from rewriter.base import sandbox
 from rewriter.ir.model import Array, Model
 from rewriter.ir.plan import Plan
 from rewriter.runtime.emulation import Accumulation, accumulate, emulation
 from rewriter.runtime.emulation.accumulate import CHUNK, DOMAIN
+from rewriter.runtime.engines.onnxruntime import on_cuda
 from rewriter.runtime.metrics.pairwise_error import relative_l2
 from rewriter.verification.expected import run_all
 
@@ -158,6 +160,16 @@ def test_a_large_conv_is_unfolded_in_strips_to_the_same_bits(
 GEMM = """
     g (float16[{x}] x, float16[{w}] w, float16[3] c) => (float16[2,3] y) {{
         y = Gemm<transA = {a}, transB = {b}>(x, w, c) }}"""
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_only_a_processor_gets_tiles(cuda: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "inside", False)  # a worker has no GPU
+    model = graphs.graph(
+        "g (float16[8,256,64] x, float16[64,128] w) => (float16[8,256,128] y) { y = MatMul(x, w) }"
+    )
+    with on_cuda(cuda):
+        assert calls(model) == {"MatMul" if cuda else "TiledMatMul"}
 
 
 @pytest.mark.parametrize(("a", "b"), list(product((0, 1), (0, 1))))

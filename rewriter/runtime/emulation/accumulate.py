@@ -20,6 +20,7 @@ from rewriter.ir.model.graphs import replace_items
 from rewriter.ir.model.tensors import Shape
 from rewriter.runtime.emulation.local_functions import declare, paired
 from rewriter.runtime.emulation.product_sums import ProductSums
+from rewriter.runtime.engines.onnxruntime import runs_on_cuda
 from rewriter.target.fusion import FEW_CHANNELS, sums_in_fp32
 
 CHUNK = 16  # products that a Tensor Core adds before it rounds the accumulator; see `accumulate`
@@ -85,7 +86,9 @@ _SUM = f"""
 
 TILE, LOWEST, NARROWEST = 2**17, 64, 32
 """Elements of a result that are computed at a time, and fewest rows and columns of a MatMul's: sums that stay
-in the processor's cache take 0.35 to 0.8 of the time (2,048 to 8,192 rows, 320 to 5,120 columns)."""
+in the processor's cache take 0.35 to 0.8 of the time (2,048 to 8,192 rows, 320 to 5,120 columns). A GPU
+starts a kernel for each step of each tile: a BERT-base of batch 32 took over 60 s on an H200, and 20 s on the
+processors beside it."""
 
 MANY_PRODUCTS = 256  # from which only results known to be larger than `TILE` are tiled: each loads for 5 ms
 
@@ -331,7 +334,8 @@ def accumulate_in_fp16(emulated: Model, original: Model, sums: ProductSums, back
                 sizes = (result.shape if result is not None else None) or ("",)
                 known = math.prod(size for size in sizes if isinstance(size, int))
                 open_size = len(pairs) < MANY_PRODUCTS and not all(isinstance(size, int) for size in sizes)
-                chosen[position] = Product(shapes[1] or (), chunk, known > TILE or open_size)
+                tiled = (known > TILE or open_size) and not runs_on_cuda()
+                chosen[position] = Product(shapes[1] or (), chunk, tiled)
         if chosen:
             _Writer(backwards).rewrite(graph, chosen)
     place = "Sub (end, i)" if backwards else "Identity (i)"

@@ -47,6 +47,11 @@ def began_on_cuda() -> bool:
     return _cuda.get() is not None
 
 
+def runs_on_cuda() -> bool:
+    """True if the next session here is to run with CUDA."""
+    return _cuda.get() == [] and sandbox.FORKS and not sandbox.inside
+
+
 def qualified(node: onnx.NodeProto) -> str:
     """The operator, with its domain in front unless that is the default one."""
     return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
@@ -65,7 +70,7 @@ class Session(AbstractContextManager["Session"]):
         self._model, self._optimize = model, optimize
         self._file = str(model.path) if model.path else None
         self._worker: sandbox.AnyWorker | None = None
-        self._gpu = _cuda.get() == [] and sandbox.FORKS and not sandbox.inside
+        self._gpu = runs_on_cuda()
         try:
             self._open()
         except (ArithmeticRunError, EngineError) as error:
