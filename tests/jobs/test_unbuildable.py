@@ -220,11 +220,10 @@ def test_recurrent_layers_build_with_a_profile_that_fixes_batch_and_length(prese
     result = rewriter.fix(
         source, inputs=feeds, preset=preset, min_shapes=shapes, opt_shapes=shapes, max_shapes=shapes
     )
-    assert result.verified and result.plan is not None and len(result.plan.fp32) < 2
-    if preset == "accurate":  # TensorRT-RTX does not build an FP32 LSTM after one in FP16
-        assert [words.partition(":")[0] for words in result.repairs][1:] == ["without what the search added"]
-    else:
-        assert not result.repairs
+    assert result.verified and result.plan is not None and "0:m" not in result.plan.fp32
+    # TensorRT-RTX does not build an FP32 LSTM after one in FP16: a search that adds one is undone
+    tried = [words.partition(":")[0] for words in result.repairs][1:]
+    assert tried in ([], ["without what the search added"][: preset == "accurate"])
     assert result.verdict is not None
     assert [c.passed for c in result.verdict.checks if c.name == "build"] == [True]
 
