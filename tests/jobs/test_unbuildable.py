@@ -217,13 +217,21 @@ def test_recurrent_layers_build_with_a_profile_that_fixes_batch_and_length(prese
     source = weighted(SPEAKER, w=(1, 64, 8), r=(1, 64, 16), v=(1, 64, 16), s=(1, 64, 16)).whole()
     feeds = {"x": np.random.default_rng(1).standard_normal((2, 40, 8)).astype(np.float32)}
     shapes = {"x": (2, 40, 8)}
+    low = ["a", "l"]  # no search takes the first LSTM
     result = rewriter.fix(
-        source, inputs=feeds, preset=preset, min_shapes=shapes, opt_shapes=shapes, max_shapes=shapes
+        source,
+        inputs=feeds,
+        preset=preset,
+        lower=low,
+        min_shapes=shapes,
+        opt_shapes=shapes,
+        max_shapes=shapes,
     )
-    assert result.verified and result.plan is not None and "0:m" not in result.plan.fp32
-    # TensorRT-RTX does not build an FP32 LSTM after one in FP16: a search that adds one is undone
-    tried = [words.partition(":")[0] for words in result.repairs][1:]
-    assert tried in ([], ["without what the search added"][: preset == "accurate"])
+    assert result.verified and result.plan is not None and len(result.plan.fp32) < 2
+    if preset == "accurate":  # TensorRT-RTX does not build an FP32 LSTM after one in FP16
+        assert [words.partition(":")[0] for words in result.repairs][1:] == ["without what the search added"]
+    else:
+        assert not result.repairs
     assert result.verdict is not None
     assert [c.passed for c in result.verdict.checks if c.name == "build"] == [True]
 

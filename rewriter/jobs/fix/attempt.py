@@ -162,6 +162,7 @@ def attempt(candidate: Candidate, workload: Workload, deadline: float = math.inf
                 len(workload.verifier.samples),
                 calibrated.memory,
                 workload.verifier.outputs_of(candidate.goal.worst),
+                candidate.precision.lower,
             )
         if candidate is not job.first and not found.met and found.plan.fp32 == plan.fp32:
             raise OutOfTimeError

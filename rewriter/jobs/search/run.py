@@ -15,7 +15,7 @@ import numpy as np
 from rewriter.base.sandbox import processor_s
 from rewriter.base.stopwatch import OutOfTimeError, within
 from rewriter.ir.model import Array, Model
-from rewriter.ir.plan import Plan
+from rewriter.ir.plan import NodePatterns, Plan
 from rewriter.jobs.search.effort import MOST, Effort, RunCost, affordable
 from rewriter.jobs.search.goal import NOISE, Budget, ErrorLimit, Found, Goal
 from rewriter.jobs.search.trials import LEAST_US, AddedNodes, Memory, Trials, bisect, halfway
@@ -68,6 +68,7 @@ def search(
     checked: int = 0,
     memory: Memory | None = None,
     known: Sequence[Mapping[str, Array]] = (),
+    lower: NodePatterns | None = None,
 ) -> tuple[Found, tuple[str, ...]]:
     """Searches from the rules' plan of a model.
 
@@ -82,6 +83,7 @@ def search(
         memory: Of earlier searches in `structured`.
         parts: Of the outputs, over all samples that judge; None: over the samples of the search.
         known: Outputs and final states of the original for the first samples, which it need not run again.
+        lower: Nodes that stay in the lower precision.
 
     Returns:
         The outcome, and sentences for the user.
@@ -130,6 +132,7 @@ def search(
         memory or Memory(),
         deadline,
         checked,
+        lower=lower or NodePatterns(),
     )
     result = best_in_time(trials, goal, effort.plans)
     return replace(result, seconds=time.monotonic() - start), (effort.reduced,) if effort.reduced else ()

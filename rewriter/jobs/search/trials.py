@@ -21,7 +21,7 @@ from rewriter.hazards.planning.planner import analyses, extend_plan
 from rewriter.hazards.target_rules import lowered_for_defects
 from rewriter.ir.graph.ops import ELEMENTWISE, REDUCING, TENSOR_CORE, VALUE_PRESERVING
 from rewriter.ir.model import Array, Model
-from rewriter.ir.plan import Plan, node_key
+from rewriter.ir.plan import NodePatterns, Plan, node_key
 from rewriter.jobs.search.goal import Found, Goal
 from rewriter.passes.base import Context, Shared
 from rewriter.passes.mixed_precision import lowered
@@ -109,6 +109,7 @@ class Trials:
             output's. () if the metric is another.
         accumulation: Type of the sums of an emulated plan. `ranking_sums`: of those in the ranking.
         places: Numbers of the samples in `memory`; () without one.
+        lower: Nodes that stay in the lower precision, as the user says.
         deadline: By `time.monotonic`; evaluations end early enough for a check of `checked` samples.
         count: Number of whole models that were evaluated.
         tried: The metric of each candidate so far.
@@ -129,6 +130,7 @@ class Trials:
     memory: Memory = field(default_factory=Memory)
     deadline: float = math.inf
     checked: int = 0
+    lower: NodePatterns = field(default_factory=NodePatterns)
     count: int = 0
     tried: dict[AddedNodes, float] = field(default_factory=dict, init=False)
     _plans: dict[AddedNodes, Plan] = field(default_factory=dict, init=False)
@@ -254,7 +256,8 @@ class Trials:
         """
         shares, fp32, extra = self.shares, self.plan.fp32 | self.plan.bf16, self.prices.extra
         wrong = lowered_for_defects(self._survey)
-        closed = fp32 | {node_key(self._survey.scope, n) for n in self._survey.nodes if id(n) in wrong}
+        low = (n for n in self._survey.nodes if id(n) in wrong or any(self.lower.requests(n)))
+        closed = fp32 | {node_key(self._survey.scope, node) for node in low}
         open_keys = {key: None for key in shares if key in extra and key not in closed}
         groups: list[tuple[str, ...]] = [(key,) for key in open_keys]
         for node in self._survey.nodes:
