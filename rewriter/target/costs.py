@@ -307,9 +307,10 @@ def _moved_us(node: NodeProto, shapes: Shapes) -> float:
 
 def _is_mean_of_images(node: NodeProto, shapes: Shapes) -> bool:
     """True for the mean over height and width, which TensorRT sums slowly."""
+    if node.op_type not in ("GlobalAveragePool", "ReduceMean"):
+        return False
     image, mean = (_sizes(shapes.get(name)) for name in (node.input[0], node.output[0]))
-    known = node.op_type in ("GlobalAveragePool", "ReduceMean") and len(image) == 4
-    return known and prod(mean) == prod(image[:2]) < prod(image)
+    return len(image) == 4 and prod(mean) == prod(image[:2]) < prod(image)
 
 
 def _waves(node: NodeProto, shapes: Shapes, *, channels: int) -> float:
