@@ -195,12 +195,15 @@ def test_types_of_inputs_that_cannot_be_had_are_refused(options: dict[str, Any])
     assert caught.value.options == ("io",)
 
 
-def test_what_is_no_better_than_plain_fp16_costs_no_accuracy() -> None:
-    """Nothing is wrong with the network, and the plan errs more than plain FP16 by chance."""
+def test_what_is_no_better_than_plain_fp16_is_tried_with_more_fp32() -> None:
+    """Nothing is wrong with the network, and the plan errs more than plain FP16 by chance.
+
+    The one with more FP32 is as close. It is taken up to a cost, which it exceeds here.
+    """
     result = rewriter.fix(MODELS / "vit.onnx", inputs=MODELS / "vit.npz", build=False)
     assert not result.causes and result.verdict is not None
     (now,) = (check.outputs[0].relative_l2 for check in result.verdict.checks if check.name == "emulation")
-    assert now <= 1.15 * result.before[0].relative_l2
+    assert now <= 1.3 * result.before[0].relative_l2
     assert "FP32 until it is as close as plain FP16: every check passes" in result.repairs
 
 
