@@ -155,8 +155,8 @@ def test_a_mask_of_past_and_new_tokens_grows_with_both(
     shapes = {"x": (1, new), "past": (1, 4), "mask": (1, 4 + new)}
     sizes = room(model, {name: np.ones(shape, np.float32) for name, shape in shapes.items()})
     assert not sizes.rigid and sizes.one_less == frozenset(one_less)
-    mask = model.signature.inputs[2]
-    assert sizes.profile(mask, (shapes["mask"],) * 3) == ((1, 1), shapes["mask"], (1, longest))
+    mask, given = model.signature.inputs[2], shapes["mask"]
+    assert sizes.profile(mask, (given, given, given)) == ((1, 1), given, (1, longest))
 
 
 def test_nothing_is_tried_where_all_sizes_are_1() -> None:

@@ -219,7 +219,7 @@ def _inferred(written: bytes) -> Facts:
         except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
             if "already exists" not in str(error):
                 problem = problem or str(error).strip()
-    return Facts([], problem)
+    return Facts([], problem or "shape inference refuses the names of the graph")
 
 
 def _scope(graph: onnx.GraphProto) -> dict[str, TensorFacts]:
