@@ -198,7 +198,7 @@ def selected_axes(model: Model) -> tuple[int, ...]:
     nodes = list(walk_nodes(model.proto.graph))
     if any(node.op_type == "NonMaxSuppression" for node in nodes):
         return 0, 1
-    known = {node.output[0]: constant_value(node) for node in nodes if node.op_type == "Constant"}
+    written = {node.output[0]: node for node in nodes if node.op_type == "Constant"}
     stored = {t.name: t for t in model.proto.graph.initializer}
     selections = [node for node in nodes if node.op_type == "TopK"]
     facts = model.facts().main if selections else {}
@@ -206,7 +206,8 @@ def selected_axes(model: Model) -> tuple[int, ...]:
     for node in selections:
         data, count = facts.get(node.input[0]), node.input[1] if node.input[1:] else ""
         if data is None or not data.shape or attribute(node, "axis", -1) % len(data.shape) < 2:
-            value = model.array(stored[count]) if count in stored else known.get(count)
+            value = model.array(stored[count]) if count in stored else None
+            value = constant_value(written[count]) if count in written else value
             numbers.add(None if value is None else int(value.item()))
     given = [port.shape or () for port in model.signature.inputs]
     named = {size for shape in given for size in shape if isinstance(size, str)}

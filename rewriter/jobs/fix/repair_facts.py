@@ -1,4 +1,4 @@
-"""RepairFacts of what passes repair without a trace in the plan, and of known defects that are repaired."""
+"""Repairs by passes that leave no trace in the plan, and repairs of known defects."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

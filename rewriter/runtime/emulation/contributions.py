@@ -10,11 +10,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from rewriter.ir.graph import reads
+from rewriter.ir.graph.ops import SUMS
 from rewriter.ir.model import Model
 from rewriter.ir.plan import node_key
 from rewriter.runtime.emulation.divergence import NodeError
 
-SUMS = frozenset({"Add", "Concat", "Max", "Mean", "Min", "Sub", "Sum", "Where"})
+_KEEP_SCALE = SUMS | {"Concat", "Max", "Mean", "Min", "Where"}
 """Operators whose operands hand on their absolute errors; others, such as products, hand on relative ones."""
 
 
@@ -43,7 +44,7 @@ def contributions(model: Model, rows: Sequence[NodeError], errors: Mapping[str, 
             continue
         total, result = max((totals.get(name, 0.0), name) for name in node.output)
         own, inherited = squares.get(key, 0.0), max(total - added.get(result, 0.0), 0.0)
-        scaled = node.op_type in SUMS
+        scaled = node.op_type in _KEEP_SCALE
         weights = {n: totals[n] * (norms[n] if scaled else 1.0) for n in reads(node) if totals.get(n)}
         infinite = [name for name in weights if totals[name] == math.inf]
         if infinite or not any(weights.values()):  # tensors of zeros have absolute errors

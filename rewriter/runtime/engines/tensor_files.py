@@ -59,8 +59,7 @@ def read_tensors(folder: Path) -> dict[str, Array]:
     if not index.is_file():
         hint = "the process that writes them failed: see its log"
         raise EngineError("no tensors were written", where=str(folder), hint=hint)
-    files = json.loads(index.read_text())
-    return {name: _mapped(folder / file, dtype) for name, (file, dtype) in files.items()}
+    return dict(StoredTensors(folder))
 
 
 class StoredTensors(Mapping[str, Array]):
