@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -153,3 +154,18 @@ def test_work_folders_of_killed_runs_go(tmp_path: Path, monkeypatch: pytest.Monk
         assert other.is_dir()
         with work_folder():
             assert not other.exists()
+
+
+def test_runs_that_start_together_keep_their_work_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None takes another's folder, between its making and its lock, for what a killed run left."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def run(_: int) -> bool:
+        with work_folder() as mine:
+            return (mine / OWNER).is_file()
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(run, range(800)))
+    assert list(tmp_path.iterdir()) == []

@@ -154,7 +154,7 @@ def files_matching(folder: Path, pattern: str) -> list[Path]:
     return []
 
 
-OWNER = ".owner"  # file of a work folder that its run has locked
+OWNER = ".owner"  # file of a work folder that its run has locked, before it gets this name
 
 
 @contextmanager
@@ -164,7 +164,8 @@ def work_folder() -> Iterator[Path]:
         with suppress(OSError), abandoned(owner) as free:
             if free:
                 shutil.rmtree(owner.parent)
-    with tempfile.TemporaryDirectory(prefix="rewriter-") as name, reserved([Path(name, OWNER)]):
+    with tempfile.TemporaryDirectory(prefix="rewriter-") as name, reserved([Path(name, "new")]) as owner:
+        owner.rename(owner.with_name(OWNER))
         yield Path(name)
 
 
