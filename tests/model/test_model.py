@@ -124,6 +124,24 @@ class TestUnknownOperators:
         assert [(n.domain, n.op_type) for n in again.proto.graph.node] == [("", "TheirPlugin"), ("", "Relu")]
         assert [o.domain for o in again.proto.opset_import] == [""]
 
+    def test_sparse_tensors_are_written_out(self) -> None:
+        values = helper.make_tensor("w", onnx.TensorProto.FLOAT, [2], [5.0, 7.0])
+        linear = helper.make_tensor("i", onnx.TensorProto.INT64, [2], [1, 5])
+        pairs = helper.make_tensor("i", onnx.TensorProto.INT64, [2, 2], [0, 1, 1, 2])
+        text = "g (float[2, 3] x) => (float[2, 3] y) { k = Relu (x) a = Add (x, w) y = Add (a, k) }"
+        proto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}')
+        held = helper.make_sparse_tensor(values, pairs, [2, 3])
+        proto.graph.node[0].CopyFrom(helper.make_node("Constant", [], ["k"], sparse_value=held))
+        proto.graph.sparse_initializer.append(helper.make_sparse_tensor(values, linear, [2, 3]))
+        result = load(proto).whole()
+        assert not result.graph.sparse_initializer
+        dense = np.array([[0, 5, 0], [0, 0, 7]], np.float32)
+        np.testing.assert_array_equal(numpy_helper.to_array(result.graph.initializer[0]), dense)
+        np.testing.assert_array_equal(numpy_helper.to_array(result.graph.node[0].attribute[0].t), dense)
+        proto.graph.sparse_initializer[0].indices.int64_data[1] = 6
+        with pytest.raises(ModelError, match=r"sparse tensor 'w': its values and indices make no tensor"):
+            load(proto)
+
     def test_a_weightless_model_that_a_library_changed_gets_its_weights_back(self) -> None:
         source = load(_float_weight())
         source.proto.graph.node.append(helper.make_node("TheirPlugin", ["y"], ["z"]))

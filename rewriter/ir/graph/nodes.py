@@ -63,7 +63,7 @@ def casts_to(node: NodeProto, dtype: int) -> bool:
 
 
 def constant_value(node: NodeProto) -> Array | None:
-    """Value of a Constant node; None for strings and sparse tensors."""
+    """Value of a Constant node; None for strings."""
     for item in node.attribute:
         if item.name == "value":
             return numpy_helper.to_array(item.t)

@@ -118,7 +118,7 @@ class Tensors:
     def add_constant(self, node: NodeProto) -> None:
         name, value = node.output[0], constant_value(node)
         dtype = self.original_type(name)
-        if value is None:  # sparse: a Cast converts it
+        if value is None:  # strings
             self.add(node, [dtype])
             return
         node.output[0] = self._own_name(name, dtype)

@@ -28,7 +28,7 @@ from rewriter.ir.model.tensors import (
     frozen,
     mark_detached,
 )
-from rewriter.ir.model.validation import check_proto, constant_tensors, read_proto
+from rewriter.ir.model.validation import check_proto, constant_tensors, make_dense, read_proto
 
 MOST_OF_MEMORY = 2
 """Largest weights, which are mapped from their file, in units of the machine's memory: in FP16 they have to
@@ -76,6 +76,7 @@ def _detach(proto: onnx.ModelProto, path: Path | None) -> Model:
     if not proto.graph.output:
         raise ModelError("it has no outputs", where=where, hint="name the tensors to compute as outputs")
     _clear_placeholders(proto)
+    make_dense(proto, where)
     model = Model(proto, path=path)
     opened: dict[Path, Array] = {}
     for graph in all_graphs(proto):

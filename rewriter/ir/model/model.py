@@ -78,7 +78,7 @@ class Model:
     @property
     def signature(self) -> Signature:
         graph = self.proto.graph
-        constants = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
+        constants = {t.name for t in graph.initializer}
         inputs = (value for value in graph.input if value.name not in constants)
         return Signature(tuple(map(port_of, inputs)), tuple(map(port_of, graph.output)))
 

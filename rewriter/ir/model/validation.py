@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import onnx
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import FieldDescriptor
@@ -222,6 +223,44 @@ def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
             kind = TensorProto.DataType.Name(tensor.data_type).lower()
             shape = f"its shape {list(tensor.dims)} of {kind}"
             raise _broken(f"its data do not fit {shape}: {error}", where) from error
+
+
+def make_dense(proto: onnx.ModelProto, where: str) -> None:
+    """Writes sparse initializers and Constants out, as ONNX Runtime does: TensorRT's parser takes neither.
+
+    Raises:
+        ModelError: impossible indices, or values in another file.
+    """
+    for graph in all_graphs(proto):
+        graph.initializer.extend(_dense(sparse, where) for sparse in graph.sparse_initializer)
+        del graph.sparse_initializer[:]
+    held: list[onnx.GraphProto | onnx.FunctionProto] = [proto.graph, *proto.functions]
+    for node in (node for graph in held for node in walk_nodes(graph) if node.op_type == "Constant"):
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.SPARSE_TENSOR:
+                value = onnx.helper.make_attribute("value", _dense(attribute.sparse_tensor, where))
+                attribute.CopyFrom(value)
+
+
+def _dense(sparse: onnx.SparseTensorProto, where: str) -> onnx.TensorProto:
+    """A tensor of shape `sparse.dims`, with 0 where no index [NNZ] or [NNZ, rank] names a value [NNZ]."""
+    where = f"{where}: sparse tensor {sparse.values.name!r}"
+    for tensor in (sparse.values, sparse.indices):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            raise ModelError(
+                "its data are in a file of their own", where=where, hint="export it as a dense tensor"
+            )
+        check_tensor(tensor, where)
+    try:
+        indices = numpy_helper.to_array(sparse.indices)
+        values = numpy_helper.to_array(sparse.values)
+        result = np.zeros(tuple(sparse.dims), values.dtype)
+        np.put(
+            result, indices if indices.ndim == 1 else np.ravel_multi_index(indices.T, result.shape), values
+        )
+    except (ValueError, IndexError, MemoryError, OSError) as error:
+        raise _broken(f"its values and indices make no tensor {list(sparse.dims)}: {error}", where) from error
+    return numpy_helper.from_array(result, sparse.values.name)
 
 
 def byte_size(tensor: onnx.TensorProto) -> int | None:
