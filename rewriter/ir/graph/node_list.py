@@ -1,5 +1,6 @@
-"""Appends nodes with new names to a list."""
+"""Appends nodes with new names to a list, and lets their texts nest calls."""
 
+import re
 from collections.abc import Iterator, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,52 @@ loads slower than linearly in the nodes and outputs of a graph, and in the input
 SEQUENCE_OPSET = 11
 _AXES_INPUT_OPSET = 18
 """From this operator set on, axes of a reduction are an input; for ReduceSum, from 13 on."""
+
+
+_CALL = re.compile(r"([\w.]+)\s*(<[^<>{}]*>)?\s*\(([^()]*)\)")
+_PLACE = re.compile(r"\?\d+\?")
+_NUMBER = re.compile(r"-?\d+(\.\d+(e[-+]?\d+)?)?|\[-?\d+(, -?\d+)*\]")
+
+
+def spelled_out(text: str) -> str:
+    """A text of nodes as onnx.parser takes it, from one with calls and numbers as operands.
+
+    `y = Max (Size (x), 1)` becomes three nodes. Numbers are scalars of int64 or float, or lists of int64.
+    Their constants come first, or after the first brace, so that loops do not compute them again.
+    """
+    calls, constants = list[re.Match[str]](), dict[str, str]()
+
+    def taken(match: re.Match[str]) -> str:
+        calls.append(match)
+        return f"?{len(calls) - 1}?"
+
+    def operand(argument: str, before: list[str]) -> str:
+        if argument.startswith("?") and argument.endswith("?"):
+            before.append(f"nested_{argument[1:-1]} = {call(argument, before)}\n")
+            return f"nested_{argument[1:-1]}"
+        if not _NUMBER.fullmatch(argument):
+            return _PLACE.sub(lambda match: call(match[0], before), argument)  # `seq(float[]) name`
+        values = argument.strip("[]").split(", ")
+        kind = "float" if "." in argument else f"int64[{len(values)}]" if argument[0] == "[" else "int64"
+        constants[argument] = f"Constant <value = {kind} {{{', '.join(values)}}}> ()\n"
+        return f"number_{list(constants).index(argument)}"
+
+    def call(placeholder: str, before: list[str]) -> str:
+        op, attributes, arguments = calls[int(placeholder[1:-1])].groups("")
+        parts = re.findall(r"\[[^]]*\]|[^,\s][^,]*", arguments)
+        return f"{op} {attributes} ({', '.join([operand(part.strip(), before) for part in parts])})"
+
+    def statement(match: re.Match[str]) -> str:
+        before = list[str]()
+        whole = (match[1] or "") + call(match[2], before)
+        return "".join(before) + whole
+
+    while (shorter := _CALL.sub(taken, text)) != text:
+        text = shorter
+    text = re.sub(rf"((?:\w+, )*\w+ = )?({_PLACE.pattern})", statement, text)
+    numbers = "".join(f"number_{index} = {value}" for index, value in enumerate(constants.values()))
+    head, brace, rest = text.partition("{")
+    return f"{head}{{\n{numbers}{rest}" if brace else numbers + text
 
 
 @dataclass(frozen=True)
@@ -31,11 +78,11 @@ class NodeList:
         return out
 
     def write(self, text: str, **names: str) -> dict[str, str]:
-        """Appends the nodes of a text in the syntax of onnx.parser, whose later lines may write a name again.
+        """Appends the nodes of a text, as of `spelled_out`, whose later lines may write a name again.
 
         It reads the tensors of `names`; returns these and its own tensors, by its names.
         """
-        function = f'<domain: "d", opset_import: ["" : {self.opset}]> f () => () {{ {text} }}'
+        function = f'<domain: "d", opset_import: ["" : {self.opset}]> f () => () {{ {spelled_out(text)} }}'
         for node in parser.parse_function(function).node:
             node.input[:] = [names[name] for name in node.input]
             names |= {name: next(self.names) for name in node.output}

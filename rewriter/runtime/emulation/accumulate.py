@@ -77,12 +77,9 @@ SPLIT = frozenset({"MatMul", "Gemm", "Conv"})
 FUSED_CHUNK = 32
 """Products that attention's second product sums before it rounds (docs/accuracy.md#emulated-sums)."""
 
-_SUM = f"""
-    on = Identity (go)
-    total = Add (before, part)
-    half = Cast <to = {TensorProto.FLOAT16}> (total)
-    after = Cast <to = {TensorProto.FLOAT}> (half)
-"""
+_ROUNDED = f"Cast <to = {TensorProto.FLOAT}> (Cast <to = {TensorProto.FLOAT16}>"
+
+_TRUE = f"Cast <to = {TensorProto.BOOL}> (1)"
 
 TILE, LOWEST, NARROWEST = 2**17, 64, 32
 """Elements of a result that are computed at a time, and fewest rows and columns of a MatMul's: sums that stay
@@ -96,90 +93,47 @@ _MATMUL = f"""
     <opset_import: ["" : OPSET], domain: "{DOMAIN}">
     MatMul <chunk> (a, b) => (y) {{
         chunk = Constant <value_int: int = @chunk> ()
-        none = Constant <value_int = 0> ()
-        single = Constant <value_int = 1> ()
-        last = Constant <value_ints = [-1]> ()
-        last_but_one = Constant <value_ints = [-2]> ()
-        one = Constant <value_ints = [1]> ()
-        scalar = Constant <value_int = -1> ()
-        shape = Shape (a)
-        terms = Gather (shape, scalar)
-        depth = Max (terms, single)
-        offsets = Range (none, depth, chunk)
+        offsets = Range (0, Max (Gather (Shape (a), -1), 1), chunk)
         count = Size (offsets)
-        end = Sub (count, single)
-        start = Cast <to = {TensorProto.BOOL}> (chunk)
-        zero = Constant <value_float = 0.0> ()
-        y = Loop (count, start, zero) <
+        end = Sub (count, 1)
+        y = Loop (count, {_TRUE}, 0.0) <
             body = step (int64 i, bool go, float[] before) => (bool on, float[] after) {{
-            place = PLACE
-            offset = Gather (offsets, place)
-            low = Reshape (offset, one)
+            on = Identity (go)
+            low = Reshape (Gather (offsets, PLACE), [1])
             high = Add (low, chunk)
-            left = Slice (a, low, high, last)
-            right = Slice (b, low, high, last_but_one)
-            part = MatMul (left, right)
-            {_SUM}
+            part = MatMul (Slice (a, low, high, [-1]), Slice (b, low, high, [-2]))
+            after = {_ROUNDED} (Add (before, part)))
         }}>
     }}"""
 
 _TILED_MATMUL = f"""
     <opset_import: ["" : OPSET, "{DOMAIN}" : 1], domain: "{DOMAIN}">
     TiledMatMul <chunk> (a, b) => (y) {{
-        single = Constant <value_int = 1> ()
-        tile = Constant <value_int = {TILE}> ()
-        flat = Constant <value_int = {TILE // LOWEST}> ()
-        lowest = Constant <value_int = {LOWEST}> ()
-        narrowest = Constant <value_int = {NARROWEST}> ()
-        last = Constant <value_ints = [-1]> ()
-        last_but_one = Constant <value_ints = [-2]> ()
-        one = Constant <value_ints = [1]> ()
-        scalar = Constant <value_int = -1> ()
-        scalar_before = Constant <value_int = -2> ()
-        start = Cast <to = {TensorProto.BOOL}> (single)
+        start = {_TRUE}
         shape = Shape (a)
-        terms = Gather (shape, scalar)
-        depth = Max (terms, single)
-        lines = Gather (shape, scalar_before)
-        rows = Max (lines, single)
-        size = Size (a)
-        matrix = Mul (depth, rows)
-        batch = Div (size, matrix)
-        batches = Max (batch, single)
-        shape_b = Shape (b)
-        wide = Gather (shape_b, scalar)
-        columns = Max (wide, single)
-        fitting = Div (flat, batches)
-        at_least = Max (fitting, narrowest)
-        width = Min (at_least, columns)
-        row = Mul (width, batches)
-        fitting_rows = Div (tile, row)
-        height = Max (fitting_rows, lowest)
-        before_end = Sub (columns, single)
-        full = Div (before_end, width)
-        bands = Add (full, single)
-        before_last = Sub (rows, single)
-        full_rows = Div (before_last, height)
-        strips = Add (full_rows, single)
+        rows = Max (Gather (shape, -2), 1)
+        matrix = Mul (Max (Gather (shape, -1), 1), rows)
+        batches = Max (Div (Size (a), matrix), 1)
+        columns = Max (Gather (Shape (b), -1), 1)
+        width = Min (Max (Div ({TILE // LOWEST}, batches), {NARROWEST}), columns)
+        height = Max (Div ({TILE}, Mul (width, batches)), {LOWEST})
+        bands = Add (Div (Sub (columns, 1), width), 1)
+        strips = Add (Div (Sub (rows, 1), height), 1)
         empty = SequenceEmpty ()
         all_bands = Loop (bands, start, empty) <
             body = one_band (int64 n, bool more_bands, seq(float[]) bands_done)
                 => (bool next_band, seq(float[]) with_band) {{
             next_band = Identity (more_bands)
-            from_column = Mul (n, width)
-            to_column = Add (from_column, width)
-            from = Reshape (from_column, one)
-            to = Reshape (to_column, one)
-            b_band = Slice (b, from, to, last)
+            from = Mul (n, width)
+            to = Add (from, width)
+            b_band = Slice (b, Reshape (from, [1]), Reshape (to, [1]), [-1])
             strips_of_band = Loop (strips, start, empty) <
                 body = one_strip (int64 t, bool more, seq(float[]) done)
                     => (bool go_on, seq(float[]) with_strip) {{
                 go_on = Identity (more)
-                from_row = Mul (t, height)
-                to_row = Add (from_row, height)
-                top = Reshape (from_row, one)
-                bottom = Reshape (to_row, one)
-                a_strip = Slice (a, top, bottom, last_but_one)
+                top = Mul (t, height)
+                bottom = Add (top, height)
+                a_strip = Slice (a, Reshape (top, [1]), Reshape (bottom, [1]), [-2])
                 result = {DOMAIN}.MatMul <chunk: int = @chunk> (a_strip, b_band)
                 with_strip = SequenceInsert (done, result)
             }}>
@@ -192,23 +146,15 @@ _TILED_MATMUL = f"""
 _CONV = f"""
     <opset_import: ["" : OPSET], domain: "{DOMAIN}">
     Conv <strides, dilations, group> (x, w, pads, axes, x_from, x_to, w_from, w_to) => (y) {{
-        first = Constant <value_int = 0> ()
-        boxes = Shape (w_from)
-        count = Gather (boxes, first)
-        start = Cast <to = {TensorProto.BOOL}> (count)
-        zero = Constant <value_float = 0.0> ()
         field = Pad (x, pads)
-        y = Loop (count, start, zero) <
+        y = Loop (Gather (Shape (w_from), 0), {_TRUE}, 0.0) <
             body = step (int64 i, bool go, float[] before) => (bool on, float[] after) {{
-            x_low = Gather (x_from, i)
-            x_high = Gather (x_to, i)
-            w_low = Gather (w_from, i)
-            w_high = Gather (w_to, i)
-            left = Slice (field, x_low, x_high, axes)
-            right = Slice (w, w_low, w_high, axes)
+            on = Identity (go)
+            left = Slice (field, Gather (x_from, i), Gather (x_to, i), axes)
+            right = Slice (w, Gather (w_from, i), Gather (w_to, i), axes)
             part = Conv <strides: ints = @strides, dilations: ints = @dilations, group: int = @group>
                 (left, right)
-            {_SUM}
+            after = {_ROUNDED} (Add (before, part)))
         }}>
     }}"""
 
@@ -217,92 +163,55 @@ COLUMNS = 2**22  # most elements of the operand that a Conv's input is unfolded 
 _UNFOLDED_CONV = f"""
     <opset_import: ["" : OPSET], domain: "{DOMAIN}">
     UnfoldedConv (x, w, pads, axes, strides, span, taps) => (y) {{
-        zero = Constant <value_float = 0.0> ()
-        first = Constant <value_ints = [0]> ()
-        one = Constant <value_ints = [1]> ()
-        two = Constant <value_ints = [2]> ()
-        three = Constant <value_ints = [3]> ()
-        rest = Constant <value_ints = [-1]> ()
-        tile = Constant <value_ints = [{TILE}]> ()
-        most = Constant <value_ints = [{COLUMNS}]> ()
-        scalar = Constant <value_int = 1> ()
-        start = Cast <to = {TensorProto.BOOL}> (scalar)
-        is_first = Equal (axes, one)
+        start = {_TRUE}
+        is_first = Equal (axes, [1])
         field = Pad (x, pads)
         shape = Shape (field)
-        batch = Slice (shape, first, one)
-        end = Shape (shape)
-        sizes = Slice (shape, two, end)
-        free = Sub (sizes, span)
-        gaps = Div (free, strides)
-        results = Add (gaps, one)
-        reach = Mul (gaps, strides)
-        lengths = Add (reach, one)
-        rows = Slice (results, first, one)
-        pixels = ReduceProd (results)
-        line = Div (pixels, rows)
-        shape_w = Shape (w)
-        filters = Slice (shape_w, two, three)
-        matrix = Slice (shape_w, first, two)
-        terms = ReduceProd (matrix)
-        line_of_result = Mul (line, filters)
-        fitting = Div (tile, line_of_result)
-        line_of_columns = Mul (line, terms)
-        affordable = Div (most, line_of_columns)
-        fewer = Min (fitting, affordable)
-        height = Max (fewer, one)
-        before_end = Sub (rows, one)
-        full = Div (before_end, height)
-        strips = Add (full, one)
-        shape_taps = Shape (taps)
-        number = Slice (shape_taps, first, one)
-        shape_columns = Concat <axis = 0> (matrix, rest)
+        batch = Slice (shape, [0], [1])
+        gaps = Div (Sub (Slice (shape, [2], Shape (shape)), span), strides)
+        results = Add (gaps, [1])
+        lengths = Add (Mul (gaps, strides), [1])
+        rows = Slice (results, [0], [1])
+        line = Div (ReduceProd (results), rows)
+        filters = Slice (Shape (w), [2], [3])
+        matrix = Slice (Shape (w), [0], [2])
+        fitting = Div ([{TILE}], Mul (line, filters))
+        affordable = Div ([{COLUMNS}], Mul (line, ReduceProd (matrix)))
+        height = Max (Min (fitting, affordable), [1])
+        strips = Add (Div (Sub (rows, [1]), height), [1])
         images = Loop (batch, start) <
             body = one_image (int64 n, bool more_images) => (bool next_image, float[] image) {{
             next_image = Identity (more_images)
             own = Gather (field, n)
-            empty = SequenceEmpty ()
-            parts = Loop (strips, start, empty) <
+            parts = Loop (strips, start, SequenceEmpty ()) <
                 body = one_strip (int64 s, bool more, seq(float[]) done)
                     => (bool go_on, seq(float[]) with_strip) {{
                 go_on = Identity (more)
                 low_row = Mul (s, height)
-                beyond = Add (low_row, height)
-                high_row = Min (beyond, rows)
-                height_here = Sub (high_row, low_row)
-                gaps_here = Sub (height_here, one)
-                stride = Slice (strides, first, one)
-                reach_here = Mul (gaps_here, stride)
-                lines = Add (reach_here, one)
-                top = Mul (low_row, stride)
+                height_here = Sub (Min (Add (low_row, height), rows), low_row)
+                stride = Slice (strides, [0], [1])
+                lines = Add (Mul (Sub (height_here, [1]), stride), [1])
                 size = Where (is_first, lines, lengths)
-                corner = Where (is_first, top, first)
-                taps_of_strip = Loop (number, start) <
+                corner = Where (is_first, Mul (low_row, stride), [0])
+                taps_of_strip = Loop (Slice (Shape (taps), [0], [1]), start) <
                     body = one_tap (int64 t, bool go) => (bool on, float[] window) {{
                     on = Identity (go)
-                    tap = Gather (taps, t)
-                    low = Add (corner, tap)
-                    high = Add (low, size)
-                    window = Slice (own, low, high, axes, strides)
+                    low = Add (corner, Gather (taps, t))
+                    window = Slice (own, low, Add (low, size), axes, strides)
                 }}>
-                columns = Reshape (taps_of_strip, shape_columns)
-                shape_c = Shape (columns)
-                width = Slice (shape_c, two, three)
-                shape_y = Concat <axis = 0> (filters, width)
-                zeros = Expand (zero, shape_y)
+                columns = Reshape (taps_of_strip, Concat <axis = 0> (matrix, [-1]))
+                width = Slice (Shape (columns), [2], [3])
+                zeros = Expand (0.0, Concat <axis = 0> (filters, width))
                 part = Scan <
                     num_scan_inputs = 2, scan_input_directions = [BACK, BACK],
                     body = step (float[] before, float[] left, float[] right) => (float[] after) {{
-                    total = Gemm <transA = 1> (left, right, before)
-                    half = Cast <to = {TensorProto.FLOAT16}> (total)
-                    after = Cast <to = {TensorProto.FLOAT}> (half)
+                    after = {_ROUNDED} (Gemm <transA = 1> (left, right, before)))
                 }}> (zeros, w, columns)
                 with_strip = SequenceInsert (done, part)
             }}>
             image = ConcatFromSequence <axis = 1> (parts)
         }}>
-        whole = Concat <axis = 0> (batch, filters, results)
-        y = Reshape (images, whole)
+        y = Reshape (images, Concat <axis = 0> (batch, filters, results))
     }}"""
 
 
@@ -365,10 +274,6 @@ class Product(NamedTuple):
     chunk: int
     tiled: bool
 
-    @property
-    def matmul(self) -> str:
-        return "TiledMatMul" if self.tiled else "MatMul"
-
 
 @dataclass
 class _Writer:
@@ -376,19 +281,15 @@ class _Writer:
     nodes: list[NodeProto] = field(default_factory=list)
 
     def rewrite(self, graph: GraphProto, chosen: Mapping[int, Product]) -> None:
-        split = {"MatMul": self._matmul, "Gemm": self._gemm, "Conv": self._conv}
         for index, node in enumerate(graph.node):
             if index in chosen:
-                split[node.op_type](node, chosen[index])
+                (self._conv if node.op_type == "Conv" else self._matrices)(node, chosen[index])
             else:
                 self.nodes.append(node)
         replace_items(graph.node, self.nodes)
 
-    def _matmul(self, node: NodeProto, product: Product) -> None:
-        self._add(product.matmul, node.input, node.output[0], domain=DOMAIN, chunk=product.chunk)
-
-    def _gemm(self, node: NodeProto, product: Product) -> None:
-        """A * B + C; the products are what accumulates."""
+    def _matrices(self, node: NodeProto, product: Product) -> None:
+        """A * B, and for a Gemm + C; the products are what accumulates."""
         out = node.output[0]
         sides = [
             self._add("Transpose", [name], f"{out}/{flag}", perm=[1, 0]) if attribute(node, flag, 0) else name
@@ -396,7 +297,8 @@ class _Writer:
         ]
         bias = optional_input(node, 2)
         summed = f"{out}/product" if bias else out
-        self._add(product.matmul, sides, summed, domain=DOMAIN, chunk=product.chunk)
+        op = "TiledMatMul" if product.tiled else "MatMul"
+        self._add(op, sides, summed, domain=DOMAIN, chunk=product.chunk)
         if bias:
             self._add("Add", [summed, bias], out)
 

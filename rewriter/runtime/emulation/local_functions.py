@@ -12,6 +12,7 @@ import onnx.parser
 from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 
 from rewriter.ir.graph import open_graphs
+from rewriter.ir.graph.node_list import spelled_out
 from rewriter.ir.model import Model, walk_graphs, walk_nodes
 from rewriter.target.fusion import rounded_reciprocal
 
@@ -32,14 +33,16 @@ def paired(
 
 
 def declare(model: Model, domain: str, *texts: str) -> None:
-    """Add local functions to a model that calls them; `texts` have OPSET where its operator set belongs."""
+    """Add local functions (`spelled_out`) to a model that calls them; OPSET in a text is its operator set."""
     proto = model.proto
     if not any(node.domain == domain for node in walk_nodes(proto.graph)):
         return
     proto.ir_version = max(proto.ir_version, 8)  # the first that has local functions
     proto.opset_import.add(domain=domain, version=1)
     for text in texts:
-        proto.functions.append(onnx.parser.parse_function(text.replace("OPSET", str(model.opset))))
+        proto.functions.append(
+            onnx.parser.parse_function(spelled_out(text).replace("OPSET", str(model.opset)))
+        )
 
 
 def multiply_by_reciprocals(emulated: Model, original: Model) -> None:

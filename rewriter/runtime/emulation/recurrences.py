@@ -48,17 +48,14 @@ PARAMETERS = {
 """Defaults of alpha, or of alpha and beta, by activation; NaN where ONNX Runtime's is not ONNX's."""
 
 WRITTEN = {
-    "Affine": "{t} = Mul({t}, {a})  {t} = Add({t}, {b}) ",
-    "ScaledTanh": "{t} = Mul({t}, {b})  {t} = Tanh({t})  {t} = Mul({a}, {t}) ",
+    "Affine": "{t} = Add(Mul({t}, {a}), {b}) ",
+    "ScaledTanh": "{t} = Mul({a}, Tanh(Mul({t}, {b}))) ",
 }
 """Activations that are no operators."""
 
 INPUTS = ("x", "w", "r", "b", "lengths", "h", "c", "p")
 
-COUNTED = """
-    k = Constant<value = int64 {0}>()  n = Shape(x)  n = Gather(n, k)  n = Cast<to = 6>(n)
-    k = Constant<value = int32 {0}>()  d = Constant<value = int32 {1}>()  at = Range(k, n, d)
-    k = Constant<value = int64[2] {-1, 1}>()  column = Reshape(lengths, k) """
+COUNTED = """at = Cast<to = 6>(Range(0, Gather(Shape(x), 0), 1))  column = Reshape(lengths, [-1, 1]) """
 """The number of each step, and the lengths of the sequences as a column."""
 
 PLAIN = ("Relu", "Tanh", "Sigmoid", "Softsign", "Softplus")
@@ -181,12 +178,12 @@ class Recurrence:
 
     def _direction(self, index: int, backwards: bool, own: Sequence[Activation]) -> States:
         text = "x = Transpose<perm = [1, 0, 2]>(x) " if self.batch_first else ""
-        text += """w = Gather<axis = 0>(w, i)  w = Transpose<perm = [1, 0]>(w)  x = MatMul(x, w)
-            r = Gather<axis = 0>(r, i)  r = Transpose<perm = [1, 0]>(r) """
+        text += """x = MatMul(x, Transpose<perm = [1, 0]>(Gather<axis = 0>(w, i)))
+            r = Transpose<perm = [1, 0]>(Gather<axis = 0>(r, i)) """
         if self._has("b"):
             text += f"b = Gather<axis = 0>(b, i)  {self._split('b, rb', 'b', 0)}"
             apart = self.node.op_type == "GRU" and attribute(self.node, "linear_before_reset", 0)
-            text += "x = Add(x, b) " if apart else "b = Add(b, rb)  x = Add(x, b) "
+            text += "x = Add(x, b) " if apart else "x = Add(x, Add(b, rb)) "
         if self.node.op_type == "GRU" and not attribute(self.node, "linear_before_reset", 0):
             text += self._split("rz, rr, rh", "r", 1)
         if self._peeps():
@@ -195,9 +192,8 @@ class Recurrence:
             if self._has(state):
                 text += f"{state} = Gather<axis = {int(self.batch_first)}>({state}, i) "
             else:
-                text += f"""k = Constant<value = int64[1] {{1}}>()  n = Shape(x)  n = Gather(n, k)
-                    k = Constant<value = int64[1] {{{self.hidden}}}>()  n = Concat<axis = 0>(n, k)
-                    {state} = ConstantOfShape(n)  {state} = Cast<to = {self.dtype}>({state}) """
+                text += f"n = Concat<axis = 0>(Gather(Shape(x), [1]), [{self.hidden}]) "
+                text += f"{state} = Cast<to = {self.dtype}>(ConstantOfShape(n)) "
         names = self.emit.write(text, i=self.emit.constant(index, np.int64), **self.inputs, **self.numbers)
         return self._scan(names, backwards, own)
 
@@ -211,7 +207,8 @@ class Recurrence:
             sequences["at"] = names["at"]
             types.append(TensorProto.INT32)
         values = {name: next(outer.names) for name in sequences}
-        text = {"LSTM": self._lstm, "GRU": self._gru, "RNN": self._rnn}[self.node.op_type](own)
+        gates = {"LSTM": self._lstm, "GRU": self._gru}.get(self.node.op_type)
+        text = gates(own) if gates else f"h = Add(x, MatMul(h, r)) {self._act('h', own[0])}"
         for s in self.states:
             text += f"{s}t = Identity({s}) "
             if self._has("lengths"):
@@ -237,13 +234,13 @@ class Recurrence:
         return list(zip(results[count:], results[:count], strict=True))
 
     def _lstm(self, own: Sequence[Activation]) -> str:
-        text = f"g = MatMul(h, r)  g = Add(x, g)  {self._split('i, o, f, g', 'g', 1)}"
+        text = f"g = Add(x, MatMul(h, r))  {self._split('i, o, f, g', 'g', 1)}"
         if self._peeps():
-            text += "a = Mul(pi, c)  i = Add(i, a)  a = Mul(pf, c)  f = Add(f, a) "
+            text += "i = Add(i, Mul(pi, c))  f = Add(f, Mul(pf, c)) "
         text += self._act("i", own[0]) + self._act("g", own[1])
         text += "f = Sub(one, i) " if attribute(self.node, "input_forget", 0) else self._act("f", own[0])
-        text += "f = Mul(f, c)  g = Mul(i, g)  c = Add(f, g)  h = Identity(c) "
-        text += "a = Mul(po, c)  o = Add(o, a) " if self._peeps() else ""
+        text += "c = Add(Mul(f, c), Mul(i, g))  h = Identity(c) "
+        text += "o = Add(o, Mul(po, c)) " if self._peeps() else ""
         return text + self._act("o", own[0]) + self._act("h", own[2], clip=False) + "h = Mul(o, h) "
 
     def _gru(self, own: Sequence[Activation]) -> str:
@@ -254,16 +251,12 @@ class Recurrence:
         else:
             text += "hz = MatMul(h, rz)  hr = MatMul(h, rr) "
         text += f"z = Add(z, hz) {self._act('z', own[0])} q = Add(q, hr) {self._act('q', own[0])}"
-        text += "a = Mul(q, hn) " if after_product else "a = Mul(q, h)  a = MatMul(a, rh) "
-        text += f"n = Add(n, a) {self._act('n', own[1])}"
-        return text + "a = Sub(one, z)  n = Mul(a, n)  h = Mul(z, h)  h = Add(n, h) "
-
-    def _rnn(self, own: Sequence[Activation]) -> str:
-        return f"a = MatMul(h, r)  h = Add(x, a) {self._act('h', own[0])}"
+        text += f"n = Add(n, {'Mul(q, hn)' if after_product else 'MatMul(Mul(q, h), rh)'}) "
+        return text + self._act("n", own[1]) + "h = Add(Mul(Sub(one, z), n), Mul(z, h)) "
 
     def _act(self, tensor: str, activation: Activation, *, clip: bool = True) -> str:
         t, name, values = tensor, activation.name, activation.parameters
-        text = f"{t} = Max({t}, low)  {t} = Min({t}, high) " if self.clips and clip else ""
+        text = f"{t} = Min(Max({t}, low), high) " if self.clips and clip else ""
         if name in WRITTEN:
             a, b = (f"number{len(self.numbers) + n}" for n in range(2))
             self.numbers |= {a: self._number(values[0]), b: self._number(values[1])}

@@ -37,28 +37,17 @@ BELOW = 1.0 - 2.0**-11
 _ROUND = f"""
     <opset_import: ["" : OPSET], domain: "{DOMAIN}">
     Round (x) => (y) {{
-        splitter = Constant <value = float {{{SPLITTER:.1f}}}> ()
-        largest = Constant <value = float {{{LARGEST:.1e}}}> ()
-        c = Mul (x, splitter)
-        rest = Sub (c, x)
-        rounded = Sub (c, rest)
-        size = Abs (x)
-        small = Less (size, largest)
-        y = Where (small, rounded, x)
+        c = Mul (x, {SPLITTER:.1f})
+        y = Where (Less (Abs (x), {LARGEST:.1e}), Sub (c, Sub (c, x)), x)
     }}"""
 
 _CUT_OFF = f"""
     <opset_import: ["" : OPSET, "{DOMAIN}" : 1], domain: "{DOMAIN}">
     CutOff (x) => (y) {{
-        below = Constant <value = float {{{BELOW!r}}}> ()
         size = Abs (x)
         rounded = {DOMAIN}.Round (size)
-        lower = Mul (rounded, below)
-        previous = {DOMAIN}.Round (lower)
-        up = Greater (rounded, size)
-        cut = Where (up, previous, rounded)
-        sign = Sign (x)
-        y = Mul (cut, sign)
+        previous = {DOMAIN}.Round (Mul (rounded, {BELOW!r}))
+        y = Mul (Where (Greater (rounded, size), previous, rounded), Sign (x))
     }}"""
 
 

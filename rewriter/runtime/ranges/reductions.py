@@ -171,26 +171,24 @@ def count_moves(emit: NodeList, states: Sequence[tuple[Moves, str, str]]) -> Pac
 
 def count_moves_along(emit: NodeList, first: Moves, steps: str) -> tuple[Moves, str, str]:
     """The state before and after each step, from the sequence of states after each."""
-    zero, one, end, back = (emit.constant([n], np.int64) for n in (0, 1, 2**62, -1))
-    before = emit.add("Slice", [steps, zero, back, zero])
-    return first, before, emit.add("Slice", [steps, one, end, zero])
+    text = f"before = Slice (steps, [0], [-1], [0])  after = Slice (steps, [1], [{2**62}], [0])"
+    names = emit.write(text, steps=steps)
+    return first, names["before"], names["after"]
 
 
 def _count(emit: NodeList, before: str, after: str) -> str:
-    flat = [emit.add("Reshape", [name, emit.constant([-1], np.int64)]) for name in (before, after)]
-    size = emit.add("Min", [emit.add("Shape", [name]) for name in flat])
-    one, zero = emit.constant([1], np.int64), emit.constant([0], np.int64)
-    half = emit.add("Div", [size, emit.constant([2 * SAMPLED], np.int64)])
-    stride = emit.add("Add", [emit.add("Add", [half, half]), one])  # odd, to meet every unit of 2^k
-    a, b = (emit.add("Slice", [name, zero, size, zero, stride]) for name in flat)
-    largest = emit.add("Max", [emit.add("Abs", [a]), emit.add("Abs", [b])])
-    unit = emit.add("Max", [largest, emit.constant(LEAST_NORMAL, np.float32)])
-    unit = emit.add("Mul", [unit, emit.constant(LAST_PLACE, np.float32)])
-    shape = emit.constant([-1, 1], np.int64)
-    moves = emit.add("Reshape", [emit.add("Abs", [emit.add("Sub", [b, a])]), shape])
-    steps = emit.add("Div", [moves, emit.add("Reshape", [unit, shape])])
-    below = emit.add("Less", [steps, emit.constant(EDGES[None], np.float32)])
-    return emit.over("ReduceSum", emit.add("Mul", [emit.add("Cast", [below], to=1), moves]), 0)
+    text = f"""
+        a = Reshape (before, [-1])  b = Reshape (after, [-1])
+        size = Min (Shape (a), Shape (b))
+        half = Div (size, [{2 * SAMPLED}])
+        stride = Add (Add (half, half), [1])
+        a = Slice (a, [0], size, [0], stride)  b = Slice (b, [0], size, [0], stride)
+        unit = Mul (Max (Max (Abs (a), Abs (b)), {LEAST_NORMAL!r}), {LAST_PLACE!r})
+        moves = Reshape (Abs (Sub (b, a)), [-1, 1])
+        below = Less (Div (moves, Reshape (unit, [-1, 1])), edges)
+        moves = Mul (Cast <to = 1> (below), moves)"""  # an odd stride, to meet every unit of 2^k
+    edges = emit.constant(EDGES[None], np.float32)
+    return emit.over("ReduceSum", emit.write(text, before=before, after=after, edges=edges)["moves"], 0)
 
 
 def with_steps(ranges: Mapping[Key, Range], counts: Mapping[Moves, float]) -> dict[Key, Range]:
