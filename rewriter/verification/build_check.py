@@ -203,7 +203,7 @@ class _Refusal:
         return cls(row.node.name, row.node.op_type, f"{row}" + (f" ({said})" if said else ""), row.row.remedy)
 
 
-def _refusals(report: BuildReport, expected: BuildExpectation) -> tuple[list[_Refusal], list[str]]:
+def _refusals(report: BuildReport, expected: BuildExpectation) -> tuple[list[_Refusal], list[_Refusal]]:
     """The nodes that the parser refuses, or the table if none has parsed them; and faults of this library.
 
     A parser is right about its own release. It is right about another one, too, unless the table knows that
@@ -214,7 +214,7 @@ def _refusals(report: BuildReport, expected: BuildExpectation) -> tuple[list[_Re
     there = {} if fits and report.parsed else {row.name: row for row in expected.refused(target)}
     here = {row.name: row for row in expected.refused(own)} if there or report.parser_errors else {}
     there = here if fits else there
-    refusals, lacking, known = list[_Refusal](), list[str](), set(here if report.parsed else ())
+    refusals, lacking, known = list[_Refusal](), list[_Refusal](), set(here if report.parsed else ())
     for error in report.parser_errors:
         row = next((row for row in here.values() if _is_about(error, row)), None)
         plugin = not onnx.defs.has(error.op) and any(part in error.message for part in LACKING)
@@ -225,7 +225,7 @@ def _refusals(report: BuildReport, expected: BuildExpectation) -> tuple[list[_Re
         known |= {row.name} if row else set()
         elsewhere = row.name not in there if row else plugin and bool(error.op)
         if NEEDS_GPU in error.message or elsewhere:
-            lacking.append(refusal.sentence)
+            lacking.append(refusal)
         else:
             refusals.append(refusal)
     return [*refusals, *(_Refusal.of(row) for name, row in there.items() if name not in known)], lacking
@@ -244,21 +244,25 @@ def _fields(refusals: Sequence[_Refusal]) -> dict[str, Any]:
     return {"refused": refused, "advice": "; ".join(remedies[:REMEDIES])}
 
 
-def _reasons(report: BuildReport, refusals: Sequence[_Refusal], lacking: Sequence[str]) -> Iterator[str]:
+def _reasons(report: BuildReport, refusals: Sequence[_Refusal], lacking: Sequence[_Refusal]) -> Iterator[str]:
     """Yields the reasons of the parser, the table or the builder for building no engine."""
-    yield from (*(refusal.sentence for refusal in refusals), *lacking)
+    yield from (refusal.sentence for refusal in (*refusals, *lacking))
     if report.parsed and report.engine_bytes is None and not report.obstacle:
         yield from report.errors[-LISTED:] or ["no engine, and no error message"]
 
 
-def _lacks(report: BuildReport, lacking: Sequence[str]) -> str:
+def _lacks(report: BuildReport, lacking: Sequence[_Refusal]) -> str:
     """The ability that this library lacks, if that is the only fault; "" otherwise."""
     if error := next((error for error in report.parser_errors if NEEDS_GPU in error.message), None):
         name = error.node or f"a {error.op}"
         return f"needs a GPU to parse the model: {name} has a shape that floats decide"
     errors = report.errors if report.parsed and report.engine_bytes is None else ()
     foreign = bool(errors) and all(any(part in message for part in LACKING) for message in errors)
-    return "lacks what this model needs" if foreign or lacking else ""
+    if not foreign and not lacking:
+        return ""
+    in_errors = {layer.node for layer in report.layers if any(f" {layer.node}_" in text for text in errors)}
+    names = ", ".join([*(r.node or r.op for r in lacking), *sorted(in_errors - {""})][:LISTED])
+    return f"lacks what {names or 'this model'} needs"
 
 
 def _network_faults(report: BuildReport, expected: BuildExpectation) -> Iterator[str]:
