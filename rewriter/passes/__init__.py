@@ -16,8 +16,7 @@ PURPOSES: Mapping[str, str] = {
         isolate-clip work-around-convs drop-round-trips rescale decompose-dot-products keep-epilogues""",
     "Speeds up": """
         merge-branches decompose-group-norm pad-channels unfold-patches unfold-pooling pool-before-mean
-        convtranspose-to-depth-to-space fold-strides merge-conv-groups postpone-resize merge-projections
-        mixed-precision""",
+        convtranspose-to-depth-to-space fold-strides merge-conv-groups merge-projections mixed-precision""",
 }
 """All our passes by what they are for, in an order that reads well."""
 

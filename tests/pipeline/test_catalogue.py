@@ -10,7 +10,7 @@ from rewriter.hazards.analysis import KINDS as KINDS_OF_HAZARD
 from rewriter.hazards.planning import free_fp32
 from rewriter.passes.base import Pass
 from rewriter.passes.fuse_softmax import FuseSoftmax
-from rewriter.passes.postpone_resize import PostponeResize
+from rewriter.passes.pad_channels import PadChannels
 from rewriter.pipeline import catalogue
 from rewriter.pipeline.text import options_of, own_passes
 from rewriter.report.explain import OTHER_RULES
@@ -66,9 +66,9 @@ def test_a_pass_documents_itself(kind: type[Pass]) -> None:
 
 
 def test_a_page_holds_what_a_user_asks_for() -> None:
-    text = catalogue.page(PostponeResize)
+    text = catalogue.page(PadChannels)
     assert "FP32 result: within 1e-05" in text
-    assert "- `work` (a whole number; default 1443): Least work" in text
+    assert "- `least` (a whole number; default 32): Numbers of channels" in text
     assert "- a model below opset 13" in catalogue.page(FuseSoftmax)
-    assert "Example (`postpone-resize{work=0}`):" in text
-    assert "    y = Conv(joined, w, bias)" in text and "    y = Add(large, rest)" in text
+    assert "Example (`pad-channels{step=2 least=1}`):" in text
+    assert "-<float[3,1,1,1] a = {1, 2, 3}" in text and "+<float[4,1,1,1] a = {1, 2, 3, 0}" in text

@@ -78,7 +78,7 @@ def test_what_presets_decide_has_no_default_of_its_own() -> None:
 # -- values
 VALUES = [
     ('preset = "trt-bf16"', "preset", "trt-bf16"),
-    ('passes = "postpone-resize{work=0}"', "passes", "postpone-resize{work=0}"),
+    ('passes = "pad-channels{least=0}"', "passes", "pad-channels{least=0}"),
     ('passes = ["isolate-clip", "clean-casts"]', "passes", ("isolate-clip", "clean-casts")),
     ('skip = ["simplify"]', "skip", ("simplify",)),
     ('skip = "simplify"', "skip", ("simplify",)),

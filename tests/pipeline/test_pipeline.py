@@ -127,7 +127,7 @@ def test_structure_only_leaves_types_alone() -> None:
     mixed = [step.name for step in select("trt-fp16")]
     cut = mixed.index("mixed-precision")
     images = ("pad-channels", "unfold-patches", "unfold-pooling", "pool-before-mean", "fold-strides")
-    moves = ("decompose-dot-products", "postpone-resize", "rescale", "merge-projections", "keep-epilogues")
+    moves = ("decompose-dot-products", "rescale", "merge-projections", "keep-epilogues")
     precise = (*images, "merge-conv-groups", "convtranspose-to-depth-to-space", *moves)
     assert [step.name for step in select("structure-only")] == [n for n in mixed[:cut] if n not in precise]
     assert {PRESETS[p].precision for p in ("trt-fp16", "trt-bf16", "structure-only")} == {
