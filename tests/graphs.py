@@ -1,5 +1,6 @@
 """What tests share: small graphs as text, one pass over them, and runs on ONNX Runtime."""
 
+import math
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from onnx_text import with_header
 from paths import ROOT
 
 from rewriter.ir.model import Array, Model, load
-from rewriter.passes.base import Context, Pass
+from rewriter.passes.base import Context, Exactness, Pass
 from rewriter.pipeline.driver import Driver, PassResult
 from rewriter.runtime.engines.onnxruntime_library import keep_captured_casts
 
@@ -104,32 +105,47 @@ def run(source: Model, feeds: Mapping[str, Array]) -> list[Array]:
     return [np.asarray(value) for value in session.run(None, dict(feeds))]
 
 
-def random_feeds(source: Model, seed: int = 0, scale: float = 1.0) -> dict[str, Array]:
-    """Normal float inputs of the declared static shapes; ones for every other type."""
+def random_feeds(
+    source: Model, seed: int = 0, scale: float = 1.0, *, turns: bool = False
+) -> dict[str, Array]:
+    """Normal float inputs, where axes of unknown size have 2 elements; ones for every other type.
+
+    With `turns`, other types have 0 and 1 by turns, from `seed` on: a condition is once true, once false.
+    """
     rng = np.random.default_rng(seed)
     feeds: dict[str, Array] = {}
     for port in source.signature.inputs:
         shape = tuple(d if isinstance(d, int) else 2 for d in port.shape or ())
         dtype = onnx.helper.tensor_dtype_to_np_dtype(port.dtype)
+        other = (np.arange(math.prod(shape)).reshape(shape) + seed) % 2 if turns else np.ones(shape)
         floating = np.issubdtype(dtype, np.floating)
-        feeds[port.name] = (rng.standard_normal(shape) * scale if floating else np.ones(shape)).astype(dtype)
+        feeds[port.name] = np.asarray(rng.standard_normal(shape) * scale if floating else other, dtype)
     return feeds
 
 
-def keeps_results(before: Model, after: Model, step: Pass) -> None:
+def keeps_results(before: Model, after: Model, step: Pass, feeds: Mapping[str, Array] | None = None) -> None:
     """Same results but for what the pass declares, same signature, and nothing left to do."""
     assert after.signature == before.signature
     onnx.checker.check_model(after.whole(), full_check=True)
-    feeds = random_feeds(before)
-    for wanted, found in zip(run(before, feeds), run(after, feeds), strict=True):
-        assert found.shape == wanted.shape
-        difference = np.linalg.norm(found.astype(np.float64) - wanted)
-        # a sum that cancels has the rounding of its terms, which are of order 1
-        cancelling = 4 * np.finfo(np.float32).eps * np.sqrt(wanted.size)
-        assert difference <= step.exactness.tolerance * np.linalg.norm(wanted) + cancelling
+    feeds = feeds or random_feeds(before)
+    same_results(step.exactness, run(before, feeds), run(after, feeds))
     again, report = apply(step, after)
     assert again is after
     assert not report.changes
+
+
+def same_results(exactness: Exactness, wanted: Sequence[Array], found: Sequence[Array]) -> None:
+    """Equal to the bit, or within the relative L2 error that a pass declares."""
+    for a, b in zip(wanted, found, strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        if exactness.tolerance == 0 or a.dtype.kind != "f":
+            assert a.tobytes() == b.tobytes()
+            continue
+        np.testing.assert_array_equal(np.isfinite(a), np.isfinite(b))
+        difference = np.linalg.norm(b.astype(np.float64) - a)
+        # a sum that cancels has the rounding of its terms, which are of order 1
+        cancelling = 4 * np.finfo(a.dtype).eps * np.sqrt(a.size)
+        assert difference <= exactness.tolerance * np.linalg.norm(a.astype(np.float64)) + cancelling
 
 
 def assert_bit_equal(source: Model, result: Model, feeds: Mapping[str, Array]) -> None:

@@ -16,6 +16,7 @@ import pytest
 from graphs import graph
 from paths import ROOT
 from rich.console import Console
+from tables import values
 from typer.testing import CliRunner, Result
 
 from rewriter import cli
@@ -133,18 +134,7 @@ def test_a_manifest_gives_each_model_its_options(ran: Path) -> None:
     assert (ran / "out/models/exp.onnx").read_bytes() == (ran / "fixed/exp.onnx").read_bytes()
 
 
-WRONG = [
-    pytest.param(["nowhere"], "no model is there", id="a folder that is not there"),
-    pytest.param(["a", "-o", "a"], "results go there", id="results beside their models"),
-    pytest.param(["a/net.onnx", "b/net.onnx"], "has the same name", id="two results of one name"),
-    pytest.param(["a", "--gpus=1"], "it needs a Ray cluster", id="GPUs without a cluster"),
-    pytest.param(["a", "--report=summary.pdf"], ".json, .xml", id="a report of no known kind"),
-    pytest.param(["a", "--manifest=bad.toml"], "unknown key 'precison'", id="a manifest with a misspelt key"),
-    pytest.param(["a", "--opset=99"], "--opset: it cannot be '99'", id="an option that makes no sense"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "message"), WRONG)
+@values
 def test_bad_usage(
     arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from graphs import graph, with_weights
+from tables import values
 
 from rewriter.base.errors import UsageError
 from rewriter.batch import models
@@ -66,17 +67,7 @@ def test_a_key_follows_contents_and_options_and_not_names(tmp_path: Path) -> Non
     assert key_of(Entry("broken.onnx", broken, tmp_path / "out.onnx", {})) != key()
 
 
-BAD = [
-    pytest.param("[[model]", "it is not TOML", id="no TOML"),
-    pytest.param('preset = "trt-fp16"', "it names no models", id="no models"),
-    pytest.param("model = 3", "it names no models", id="a number in place of models"),
-    pytest.param("[[model]]\nopset = 17", "model 1: it has no path", id="no path"),
-    pytest.param('[[model]]\npath = "net.onnx"\n[[model]]\npath = 3', "model 2: it has no path", id="3"),
-    pytest.param('opset = "x"\n[[model]]\npath = "net.onnx"', "opset.: it cannot be .x.", id="no number"),
-]
-
-
-@pytest.mark.parametrize(("text", "words"), BAD)
+@values
 def test_a_manifest_that_makes_no_sense_is_refused(text: str, words: str, tmp_path: Path) -> None:
     save(graph("g (float[2] x) => (float[2] y) { y = Exp(x) }"), tmp_path / "net.onnx")
     path = tmp_path / "models.toml"

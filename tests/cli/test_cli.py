@@ -18,6 +18,7 @@ import pytest
 from command_lines import flat, invoke, python, quick
 from graphs import cases, graph
 from paths import DOCS, ROOT
+from tables import values
 from typer.testing import CliRunner
 
 from rewriter import cli
@@ -110,21 +111,7 @@ def test_a_dry_run_reports_and_writes_no_model(model: Path, tmp_path: Path) -> N
     assert json.loads(report.read_text())["passes"][0]["changes"][0]["what"] == "Clip became Max and Min"
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        pytest.param("fix -o o.onnx --no-build -- {}", id="fix"),
-        pytest.param("scan -- {}", id="scan"),
-        pytest.param("verify --engine emulation -- {} {}", id="verify"),
-        pytest.param("locate --engine emulation -- {} {}", id="locate"),
-        pytest.param("batch -o out --no-build -- {}", id="batch"),
-        pytest.param("report -o page.html -- {}", id="report"),
-        pytest.param("compare-inputs -- {} {}", id="compare-inputs"),
-        pytest.param("hook scan {}", id="a hook, as pre-commit calls it"),
-        pytest.param("hook scan --fail-on error -- {}", id="a hook"),
-        pytest.param("hook fix {}", id="the other hook"),
-    ],
-)
+@values
 def test_a_file_named_like_an_option_is_one(line: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "--plugin-lib=evil.onnx"
     model.rename(model.with_name(name))
@@ -133,29 +120,6 @@ def test_a_file_named_like_an_option_is_one(line: str, model: Path, monkeypatch:
     assert done.exit_code in (0, 1) or f"error: {name}: " in done.stderr
     if line.startswith("fix"):
         assert f" ./{name} " in done.output, "so that the next command takes it for a file, too"
-
-
-BAD = [
-    pytest.param("absent.onnx", ["absent.onnx", "no such file"], id="no such file"),
-    pytest.param("text.onnx", ["text.onnx", "not an ONNX model", "Git LFS"], id="a Git LFS pointer"),
-    pytest.param("invalid.onnx", ["invalid.onnx", "nowhere", "the_clip"], id="an invalid graph"),
-    pytest.param("{} --passes isolate-clop", ["unknown pass 'isolate-clop'", "'isolate-clip'"], id="a pass"),
-    pytest.param("{} --preset trt-int8", ["unknown preset 'trt-int8'"], id="a preset"),
-    pytest.param("{} --target openvino", ["unknown target 'openvino'"], id="a target"),
-    pytest.param("{} --target tensortr", ["did you mean 'tensorrt'?"], id="a slip in a target"),
-    pytest.param("{} --target 99", ["unknown target '99'", "7 to 12"], id="a release"),
-    pytest.param("{} --target 10.3,sm_9", ["capability sm_9", "such as sm_87"], id="a GPU"),
-    pytest.param("{} --keep-fp32-op Cliip", ["'Cliip'", "did you mean 'Clip'?"], id="an operator"),
-    pytest.param("{} --lower-op softmax", ["did you mean 'Softmax'?"], id="an operator in capitals"),
-    pytest.param("{} --min-shapes x:1x3x8x8", ["all axes of 'x' are fixed"], id="a profile"),
-    pytest.param("{} --input-shapes x:1xA", ["--input-shapes", "'x:1xA'", "a shape is"], id="shape"),
-    pytest.param("{} --inputs absent.npz", ["absent.npz"], id="no such data"),
-    pytest.param("{} --colour", ["--colour"], id="an unknown option"),
-    pytest.param(
-        "{} --inputs image.npz", ["image.npz", "no input 'image'", "x (float32)"], id="a wrong name"
-    ),
-    pytest.param("{} --inputs two.npz", ["two.npz", "'x'", "2"], id="data of the wrong shape"),
-]
 
 
 @pytest.fixture
@@ -172,7 +136,7 @@ def shelf(model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("line", "words"), BAD)
+@values
 def test_bad_input_is_2_with_a_message_and_nothing_written(shelf: Path, line: str, words: list[str]) -> None:
     before = sorted(shelf.iterdir())
     given = [word.replace(",", " ") for word in line.format("model.onnx").split()]
@@ -193,19 +157,7 @@ def test_the_model_is_not_overwritten_by_accident(model: Path, link: str) -> Non
     assert model.read_bytes() == before
 
 
-OUTPUTS = [
-    pytest.param(["-o", "{}/missing/f.onnx"], "missing", id="the output's folder is missing"),
-    pytest.param(["-o", "{}/f.onnx", "--report", "{}/missing/r.json"], "missing", id="the report's folder"),
-    pytest.param(["-o", "{}/f.onnx", "--report", "{}/f.onnx"], "overwrite", id="the report over the output"),
-    pytest.param(["-o", "{}/f.onnx", "--report", "{}/model.onnx"], "overwrite", id="report over model"),
-    pytest.param(["-o", "{}/f.engine"], "a model is written as ONNX", id="an engine"),
-    pytest.param(["-o", "{}/f"], "name it f.onnx", id="no suffix"),
-    pytest.param(["-o", "{}/f.onnx", "--report", "{}/r.pdf"], ".html", id="a report in PDF"),
-    pytest.param(["-o", "{}/f.onnx", "--json", "{}/r.html"], ".json", id="JSON that is called a page"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "words"), OUTPUTS)
+@values
 def test_bad_outputs_are_refused_first(model: Path, tmp_path: Path, arguments: list[str], words: str) -> None:
     code, _, error = quick("fix", model, *(a.format(tmp_path) for a in arguments), *STRUCTURE)
     assert code == exits.BAD_INPUT

@@ -11,6 +11,7 @@ import pytest
 from command_lines import invoke
 from graphs import graph
 from rich.text import Text
+from tables import values
 
 from rewriter.base.text import command_line, one_line
 from rewriter.ir.model import Model, load, save
@@ -49,17 +50,7 @@ def model(tmp_path: Path) -> Path:
     return save(evil(), tmp_path / "m.onnx")
 
 
-COMMANDS = [
-    pytest.param("scan {} -v", "second", id="scan"),
-    pytest.param("fix {} --dry-run -v --engine emulation", "third", id="fix"),
-    pytest.param("verify {} {} --engine emulation -v", "", id="verify"),
-    pytest.param("locate {} {} --engine emulation", "", id="locate"),
-    pytest.param("scan {} --input-shapes z:1x2", "x", id="an error"),
-    pytest.param("hook scan {} -v", "second", id="hook"),
-]
-
-
-@pytest.mark.parametrize(("command", "named"), COMMANDS)
+@values
 def test_no_control_character_is_printed(model: Path, command: str, named: str) -> None:
     outcome = invoke(*command.replace("{}", str(model)).split())
     assert outcome.exit_code in (0, 1, 2), outcome.output

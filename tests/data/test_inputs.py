@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from polygraphy.json import save_json
+from tables import values
 
 import rewriter
 from rewriter.base.errors import InputsError, UsageError
@@ -270,16 +271,7 @@ def test_ids_stay_within_their_table(lines: str, rows: str, dtype: str) -> None:
     assert set(ids.tolist()) == set(range(int(rows)))
 
 
-NO_TABLE = [
-    pytest.param("int64[8] sizes", "f = Cast<to=1>(sizes) y = Relu(f)", 1, id="an integer of no index"),
-    pytest.param("int64[8] attention_mask", "y = Gather(table, attention_mask)", 1, id="a mask is a mask"),
-    pytest.param("float[8] token_mask", "y = Relu(token_mask)", 1, id="a mask of floats"),
-    pytest.param("bool[8] keep", "y = Cast<to=1>(keep)", True, id="booleans"),
-    pytest.param("int64[8] ids, float[N,2] rows", "y = Gather(rows, ids)", 0, id="a table of unknown size"),
-]
-
-
-@pytest.mark.parametrize(("ports", "lines", "value"), NO_TABLE)
+@values
 def test_other_integers_and_masks(ports: str, lines: str, value: float) -> None:
     model = graphs.graph(f"g ({ports}) => (float y) {TABLE} {{ {lines} }}")
     found = next(iter(first(model).values()))
@@ -293,23 +285,7 @@ def shaped(*ports: str) -> Model:
     return graphs.graph(f"g ({', '.join(ports)}) => ({outs}) {{ {body} }}")
 
 
-SIZES: list[Any] = [
-    pytest.param(["float[N,3,H,W] x"], {}, {"x": (1, 3, 224, 224)}, "N = 1, H = 224, W = 224", id="an image"),
-    pytest.param(
-        ["float[?,3,?,?] x"], {}, {"x": (1, 3, 224, 224)}, "x axis 0 = 1, x axis 2 = 224", id="no names"
-    ),
-    pytest.param(["float[N,L,8] x"], {}, {"x": (1, 32, 8)}, "N = 1, L = 32", id="a sequence"),
-    pytest.param(["float[L,batch,8] x"], {}, {"x": (1, 1, 8)}, "batch = 1", id="batch in the middle"),
-    pytest.param(["float[B,L] x", "float[L] z"], {}, {"x": (1, 32), "z": (32,)}, "L = 32", id="one value"),
-    pytest.param(
-        ["float[B,L] x", "float[B,L] z"], {"x": (2, 5)}, {"x": (2, 5), "z": (2, 5)}, None, id="a shape given"
-    ),
-    pytest.param(["float x"], {}, {"x": ()}, None, id="a scalar"),
-    pytest.param(["float[?,?] x"], {"x": (4, 5)}, {"x": (4, 5)}, None, id="nothing but a given shape"),
-]
-
-
-@pytest.mark.parametrize(("ports", "given", "wanted", "words"), SIZES)
+@values
 def test_free_dimensions(ports: list[str], given: Any, wanted: Any, words: str | None) -> None:
     samples = random_samples(shaped(*ports), input_shapes=given)
     assert {name: array.shape for name, array in next(iter(samples)).items()} == wanted

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from command_lines import invoke
 from PIL import Image
+from tables import values
 
 import rewriter
 from rewriter.base.errors import InputsError, UsageError
@@ -150,16 +151,7 @@ def test_bytes_with_channels_last_are_pixels(photographs: Path) -> None:
         load_samples(photographs, model, image_preprocess="")
 
 
-@pytest.mark.parametrize(
-    ("steps", "words"),
-    [
-        ("sizes=3", "did you mean 'size'"),
-        ("size=0", "size cannot be '0'"),
-        ("order=RBG", "choose from RGB, BGR"),
-        ("std=0", "above 0"),
-        ("mean=1:2", "three between colons"),
-    ],
-)
+@values
 def test_wrong_steps_are_named(steps: str, words: str, photographs: Path) -> None:
     with pytest.raises(UsageError, match=r"(?s)`image-preprocess`: .*" + words):
         rewriter.scan(PHOTO, inputs=photographs, image_preprocess=steps)

@@ -14,6 +14,7 @@ import pytest
 from command_lines import python
 from nightly import NIGHTLY
 from paths import ROOT
+from tables import values
 
 from rewriter.base.errors import ArithmeticRunError
 from rewriter.ir.graph.node_list import BLOCK
@@ -200,17 +201,7 @@ def test_range_of_an_array(array: Array, wanted: Range) -> None:
     assert found.mean_abs == pytest.approx(wanted.mean_abs, nan_ok=True)
 
 
-SHARED = [
-    pytest.param("y = Reshape(t, two)", "float", True, id="Reshape"),
-    pytest.param("y = Transpose<perm=[1,0]>(t)", "float", True, id="Transpose"),
-    pytest.param("y = Cast<to=1>(t)", "float", True, id="a Cast to the same type"),
-    pytest.param("y = Cast<to=11>(t)", "double", True, id="a Cast to a wider type"),
-    pytest.param("y = Cast<to=10>(t)", "float16", False, id="a Cast that narrows"),
-    pytest.param("y = Slice(t, one, two1)", "float", False, id="Slice"),
-]
-
-
-@pytest.mark.parametrize(("line", "dtype", "shared"), SHARED)
+@values
 def test_views_share_the_range_of_their_source(line: str, dtype: str, shared: bool) -> None:
     constants = "int64[2] two = {2, 2}, int64[1] one = {1}, int64[1] two1 = {2}"
     model = graphs.graph(f"g (float[2,2] x) => ({dtype}[M,N] y) <{constants}> {{ t = Neg(x) {line} }}")

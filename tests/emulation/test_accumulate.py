@@ -5,6 +5,7 @@ from itertools import product
 import graphs
 import numpy as np
 import pytest
+from tables import values
 
 import rewriter
 from rewriter.base import sandbox
@@ -79,18 +80,7 @@ def test_partial_sums_are_rounded_after_every_sixteen_products(
 
 
 @pytest.mark.parametrize("tile", [0, accumulate.TILE], ids=["unfolded", "in boxes"])
-@pytest.mark.parametrize(
-    ("channels", "filters", "kernel", "group", "stride", "dilation", "pad"),
-    [
-        pytest.param(3, 4, (3, 3), 1, 1, 1, 1, id="few channels"),
-        pytest.param(40, 4, (3, 3), 1, 1, 1, 1, id="channels that 16 does not divide"),
-        pytest.param(16, 4, (3, 2), 1, 2, 2, 3, id="strides and dilations"),
-        pytest.param(32, 4, (1, 1), 1, 2, 1, 0, id="pointwise"),
-        pytest.param(6, 40, (7, 7), 1, 1, 1, 3, id="every tap apart"),
-        pytest.param(8, 4, (3, 5), 2, 1, 2, 2, id="groups"),
-        pytest.param(3, 4, (8, 8), 1, 8, 1, 0, id="patches"),
-    ],
-)
+@values
 def test_conv_sums_every_product_once(
     channels: int,
     filters: int,
@@ -226,18 +216,7 @@ SOFTMAX = {
 }
 
 
-@pytest.mark.parametrize(
-    ("tokens", "softmax", "measured"),
-    [
-        (128, "fp16", 7.43e-4),
-        (128, "alone", 4.64e-4),
-        (197, "fp16", 7.92e-4),
-        (197, "alone", 4.95e-4),
-        (197, "scaled", 4.95e-4),
-        (1500, "fp16", 1.14e-3),
-        (1500, "alone", 9.11e-4),
-    ],
-)
+@values
 def test_attention_errs_as_measured_on_an_h200(tokens: int, softmax: str, measured: float) -> None:
     text = ATTENTION.format(tokens=tokens, softmax=SOFTMAX[softmax])
     rng = np.random.default_rng(0)

@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from onnx import TensorProto
+from tables import values
 
 from rewriter.ir.model import Array, Model
 from rewriter.runtime.emulation import emulation, reference
@@ -34,7 +35,7 @@ def low_model(body: str, low: str) -> Model:
     return graphs.graph(text, opset=22, ir=10)
 
 
-def values() -> dict[str, Array]:
+def wide_and_normal() -> dict[str, Array]:
     rng = np.random.default_rng(0)
     wide = (rng.standard_normal(64) * 10.0 ** rng.uniform(-8, 4.6, 64)).astype(np.float32)
     return {"a": wide, "b": rng.standard_normal(64).astype(np.float32)}
@@ -60,7 +61,7 @@ OPERATORS: dict[str, tuple[str, Callable[[Array, Array], Array]]] = {
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_operator_rounds_as_the_type_itself(name: str, low: str) -> None:
     body, compute = OPERATORS[name]
-    feeds = values()
+    feeds = wide_and_normal()
     dtype = HALF if low == "float16" else BRAIN
     with np.errstate(all="ignore"):
         expected = compute(feeds["a"].astype(dtype), feeds["b"].astype(dtype)).astype(np.float32)
@@ -89,16 +90,7 @@ def test_the_reference_has_fp32_tensors_and_outputs_only() -> None:
     assert made.signature.outputs[0].dtype == TensorProto.FLOAT
 
 
-FP32_ALONE = [
-    pytest.param("float", "y = Relu(x)", True, id="FP32"),
-    pytest.param("float", "i = Cast<to = 7>(x) y = Cast<to = 1>(i)", True, id="Casts of integers"),
-    pytest.param("float", "s = Cast<to = 1>(x) y = Relu(s)", False, id="a Cast from FP32 to FP32"),
-    pytest.param("float", "h = Cast<to = 10>(x) y = Cast<to = 1>(h)", False, id="a rounding detour"),
-    pytest.param("float16", "y = Relu(x)", False, id="FP16"),
-]
-
-
-@pytest.mark.parametrize(("dtype", "body", "same"), FP32_ALONE)
+@values
 def test_a_model_that_is_all_fp32_is_its_own_reference(dtype: str, body: str, same: bool) -> None:
     source = graphs.graph(f"g ({dtype}[2] x) => ({dtype}[2] y) {{ {body} }}")
     assert (reference(source) is source) == same

@@ -10,6 +10,7 @@ from graphs import graph, ops
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import NodeProto, TensorProto
+from tables import values
 
 from rewriter.ir.graph import (
     TAG,
@@ -49,16 +50,6 @@ def _node(editor: GraphEditor, op_type: str) -> NodeProto:
     (found,) = (n for n in editor.nodes if n.op_type == op_type)
     return found
 
-
-AXES = [
-    pytest.param("y = ReduceMean<axes = [1, -1]>(x)", 17, (1, -1), id="an attribute"),
-    pytest.param("y = ReduceSum(x, i)", 17, (0, 1), id="an input"),
-    pytest.param("y = ReduceSum(x, z)", 17, None, id="a computed input"),
-    pytest.param("y = ReduceSum(x)", 17, (), id="none"),
-    pytest.param("y = ReduceMean(x, i)", 18, (0, 1), id="an input from opset 18 on"),
-    pytest.param("y = LayerNormalization<axis = 1>(x, f)", 17, (1,), id="axis of a LayerNormalization"),
-    pytest.param("y = LayerNormalization(x, f)", 17, (), id="a scale is not an axis"),
-]
 
 VALUES = [
     pytest.param({"value": onnx.numpy_helper.from_array(np.array([1.5]))}, [1.5], np.float64, id="a tensor"),
@@ -104,7 +95,7 @@ class TestQuestions:
         assert editor.scalar("v") is None and editor.scalar("") is None
         np.testing.assert_array_equal(editor.constant("v"), [1, 2])
 
-    @pytest.mark.parametrize(("line", "opset", "axes"), AXES)
+    @values
     def test_axes(self, line: str, opset: int, axes: tuple[int, ...] | None) -> None:
         text = (
             "g (float[2,3] x, int64[2] k) => (float[a,b] y) <int64[2] i = {0, 1}, float[3] f = {1, 2, 3}> {"

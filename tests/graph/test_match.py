@@ -7,6 +7,7 @@ import onnx
 import pytest
 from graphs import graph, model
 from onnx import helper
+from tables import values
 
 from rewriter.ir.graph import GraphEditor, is_op, open_graphs, ops
 from rewriter.ir.graph.match import (
@@ -110,18 +111,7 @@ def test_a_changed_weight_is_created_once() -> None:
     assert editor.value(name).flags["C_CONTIGUOUS"]
 
 
-GEMMS = [
-    pytest.param("Gemm(x, w, b)", None, id="a MatMul and Add"),
-    pytest.param("Gemm<beta = 2.0>(x, w)", None, id="beta without C"),
-    pytest.param("MatMul(x, w)", None, id="a MatMul"),
-    pytest.param("Gemm<transB = 1>(x, w, b)", None, id="a transposed weight"),
-    pytest.param("Gemm<beta = 2.0>(x, w, b)", "its alpha or beta is not 1", id="beta"),
-    pytest.param("Gemm<alpha = 2.0>(x, w)", "its alpha or beta is not 1", id="alpha"),
-    pytest.param("Gemm<transA = 1>(m, w)", "it transposes its data", id="transposed data"),
-]
-
-
-@pytest.mark.parametrize(("call", "reason"), GEMMS)
+@values
 def test_obstacles_of_a_gemm(call: str, reason: str | None) -> None:
     source = graph(f"{GEMM} {{ y = {call} }}".replace("float[3,2] y", "float[P,Q] y"))
     editor = open_graphs(source)[0]

@@ -7,6 +7,7 @@ from typing import Any, cast
 import graphs
 import pytest
 from hazard_rules import NAMES, Ranges, analyzed, found
+from tables import values
 
 from rewriter.base.errors import SEVERITIES
 from rewriter.hazards import RULES, SCAN_RULES, Hazard, PrecisionRequest
@@ -167,23 +168,7 @@ MIXED = """
         f = Cast<to = 1>(x) a = Exp(f) h = Cast<to = 10>(a) y = Neg(h) z = Exp(w) }"""
 
 
-@pytest.mark.parametrize(
-    ("node", "rule", "largest", "kept"),
-    [
-        pytest.param("z", "overflow", 1e6, True, id="a result that stays FP32"),
-        pytest.param("a", "overflow", 1.0, False, id="a result that a Cast rounds"),
-        pytest.param("a", "underflow", 1.0, False, id="a result that a Cast loses"),
-        pytest.param("a", "internal-overflow", 1.0, True, id="what overflows inside alone"),
-        pytest.param("a", "internal-overflow", 1e6, False, id="the Cast after it overflows, too"),
-        pytest.param("a", "internal-overflow", 65504.0, True, id="the Cast after it is just in range"),
-        pytest.param("y", "internal-overflow", 1.0, False, id="floats in FP16 that are no Cast"),
-        pytest.param("z", "order", 1.0, True, id="operands in FP32"),
-        pytest.param("a", "order", 1.0, False, id="operands that were rounded before"),
-        pytest.param("y", "overflow", 1.0, False, id="a node in FP16"),
-        pytest.param("f", "internal-overflow", 1.0, True, id="a Cast between floats"),
-        pytest.param("z", "tf32", 1.0, False, id="what happens to FP32 as well"),
-    ],
-)
+@values
 def test_what_fp32_settles(node: str, rule: str, largest: float, kept: bool) -> None:
     analysis = analyzed(MIXED, {"a": (0, largest), "z": (0, largest)}, mixed=True)
     (found,) = (one for one in analysis.graph.nodes if one.output[0] == node)

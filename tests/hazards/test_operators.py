@@ -6,6 +6,7 @@ import pytest
 from hazard_rules import analyzed
 from operator_cases import CASES, NEWEST, OperatorCase
 from paths import MODELS
+from tables import values
 
 from rewriter.hazards import target_rules
 from rewriter.ir.model import load
@@ -32,18 +33,7 @@ def test_models_that_build_are_taken(path: Path) -> None:
     assert {one.row.repaired for one in refused} <= {True}, "fix stores the INT32 biases of qdq.onnx in FP32"
 
 
-@pytest.mark.parametrize(
-    ("target", "every", "some"),
-    [
-        ("tensorrt", False, True),
-        ("10.14", True, True),
-        ("11", False, True),
-        ("11.2.1", False, False),
-        ("8.6", True, True),
-        ("tensorrt-rtx", False, False),
-        ("tensorrt-rtx 1.4", True, True),
-    ],
-)
+@values
 def test_the_releases_that_a_target_may_be(target: str, every: bool, some: bool) -> None:
     """STFT takes FP16 since 11.2, and since TensorRT-RTX 1.6, the first that is expected."""
     rows, _ = operators._rows()

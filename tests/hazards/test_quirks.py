@@ -9,6 +9,7 @@ import onnx
 import pytest
 from hazard_rules import analyzed
 from needs import needs_rtx
+from tables import values
 
 import rewriter
 from rewriter.base.errors import SEVERITIES
@@ -47,16 +48,7 @@ def test_which_releases_a_defect_concerns(quirk: str, target: str, expected: str
     assert BY_ID[quirk].concerns(Target.parse(target)) is answers[expected]
 
 
-@pytest.mark.parametrize(
-    ("quirk", "answer", "expected"),
-    [
-        pytest.param("cumsum-shared-axis", "wrong", True, id="seen, whatever the release"),
-        pytest.param("cumsum-shared-axis", "right", False, id="not there, although the release is listed"),
-        pytest.param("cumsum-shared-axis", "unknown", None, id="asked in vain: the table decides"),
-        pytest.param("rotary-attention", "wrong", True, id="seen"),
-        pytest.param("rotary-attention", "right", None, id="a case that was never seen to fail"),
-    ],
-)
+@values
 def test_a_probe_decides_before_the_table(quirk: str, answer: str, expected: bool | None) -> None:
     row = BY_ID[quirk]
     assert row.concerns(Target("tensorrt", (), {row.answer: answer})) is expected

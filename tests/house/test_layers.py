@@ -131,3 +131,10 @@ except AttributeError as error:
     print(error)
 """
     assert python("-c", code).stdout == "module 'rewriter' has no attribute 'nothing'\n"
+
+
+def test_every_table_of_values_has_its_test() -> None:
+    for path in (ROOT / "tests").glob("*/values.txt"):
+        code = "".join(file.read_text(encoding="utf-8") for file in path.parent.glob("test_*.py"))
+        sections = re.findall(r"^\[(\w+)\] ", path.read_text(encoding="utf-8"), re.M)
+        assert [name for name in sections if f"def {name}(" not in code] == [], path

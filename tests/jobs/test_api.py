@@ -12,6 +12,7 @@ import pytest
 from graphs import graph
 from nightly import some
 from paths import ROOT
+from tables import values
 
 import rewriter
 from rewriter.base.errors import UsageError
@@ -97,24 +98,7 @@ def test_a_plugin_gets_types_of_its_ports(given: str, reads: str, types: list[in
     assert again.proto.graph == result.proto.graph
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"plugin_types": "Efficient:fp16"}, "`plugin-types`: the model has no Efficient"),
-        ({"plugin_types": "Relu:fp16"}, "`plugin-types`: Relu is an operator of ONNX"),
-        ({"plugin_types": "EfficientPlugin_TRT:fp16,fp16"}, "1 inputs and 3 outputs"),
-        (
-            {"plugin_types": "EfficientPlugin_TRT:int32:fp16"},
-            "a of EfficientPlugin_TRT(b) is FLOAT, not int32",
-        ),
-        ({"plugin_types": "EfficientPlugin_TRT:half"}, "'half' is no type"),
-        ({"plugin_types": "EfficientPlugin_TRT"}, "names no types"),
-        ({"io": "z=fp16"}, "`io`: no float input or output has the name 'z'"),
-        ({"io": "i=fp16"}, "`io`: no float input or output has the name 'i'"),
-        ({"io": "x=half"}, "'half' is no type"),
-        ({"lower": "nothing"}, "`lower`: no node has the name"),
-    ],
-)
+@values
 def test_types_at_borders_that_make_no_sense_are_named(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError) as caught:
         quick(plugin(), **options)

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import ModelProto, TensorProto
+from tables import values
 
 from rewriter import compat as autocast
 from rewriter import compat as float16
@@ -151,28 +152,7 @@ CHAIN = """g (float[2] x, float[2,2] v, float[2,2] u) => (float[2] y) {
     ["/dec/b"] y = MatMul(c, u) }"""
 
 
-@pytest.mark.parametrize(
-    ("options", "kept"),
-    [
-        pytest.param({}, set(), id="nothing"),
-        pytest.param({"nodes_to_exclude": ["/enc"]}, {"/enc/a", "/enc/b"}, id="the beginning of a name"),
-        pytest.param({"nodes_to_exclude": ["enc"]}, set(), id="not its middle"),
-        pytest.param({"nodes_to_exclude": [r".*/a$"]}, {"/enc/a", "/dec/a"}, id="an expression"),
-        pytest.param(
-            {"op_types_to_exclude": ["MatMul"]}, {"/enc/a", "/enc/b", "/dec/a", "/dec/b"}, id="operators"
-        ),
-        pytest.param(
-            {"op_types_to_exclude": ["MatMul"], "nodes_to_include": ["/dec"]},
-            {"/enc/a", "/enc/b"},
-            id="inclusion wins",
-        ),
-        pytest.param({"nodes_to_exclude": [".*"], "op_types_to_include": ["MatMul"]}, set(), id="operators"),
-        pytest.param({"data_max": 25.0}, {"/dec/b"}, id="values"),
-        pytest.param({"data_max": None, "init_max": 2.5}, {"/enc/a"}, id="weights"),
-        pytest.param({"max_depth_of_reduction": 2}, set(), id="depth within the limit"),
-        pytest.param({"max_depth_of_reduction": 1}, {"/enc/a", "/enc/b", "/dec/a", "/dec/b"}, id="depth"),
-    ],
-)
+@values
 def test_what_stays_in_fp32(tmp_path: Path, options: dict[str, Any], kept: set[str]) -> None:
     weights = {"v": np.array([[3, 0], [0, 1]], np.float32), "u": np.array([[2, 0], [0, 1]], np.float32)}
     onnx.save(graphs.with_weights(CHAIN, weights).whole(), tmp_path / "m.onnx")
@@ -284,16 +264,7 @@ def test_names_order_and_defaults_are_those_of_the_originals(name: str) -> None:
     assert ", ".join(given).startswith(SIGNATURES[name])
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("init_conversion_max_bytes", 2**20), ("providers", ["cuda:0"]),
-        ("use_standalone_type_inference", True),
-        ("min_positive_val", 1e-6), ("max_finite_val", 6e4), ("disable_shape_infer", True),
-        ("force_fp16_initializers", True), ("force_fp16_inputs", {"Resize": [1]}),
-        ("use_bfloat16_as_blocked_nodes_dtype", True),
-    ],
-)  # fmt: skip
+@values
 def test_an_argument_without_a_meaning_is_named(name: str, value: object, tmp_path: Path) -> None:
     path = str(tmp_path / "m.onnx")
     onnx.save(simple(), path)

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from graphs import graph
+from tables import values
 
 import rewriter
 from rewriter.base.errors import ModelError, UsageError
@@ -80,16 +81,7 @@ def test_a_wrong_call_is_a_usage_error_that_names_the_option(call: str) -> None:
     assert "--" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("key", "flag"),
-    [
-        ("give it: `input-shapes=x:1x3`, or `inputs`", "give it: --input-shapes x:1x3, or --inputs"),
-        ("or use `verify=false`", "or use --no-verify"),
-        ("say `in-place` to", "say --in-place to"),
-        ("`rewriter fix x --dry-run` lists", "`rewriter fix x --dry-run` lists"),
-        ("build with --noTF32, not --fp16; `trtexec`", "build with --noTF32, not --fp16; `trtexec`"),
-    ],
-)
+@values
 def test_the_terminal_shows_keys_as_its_options(key: str, flag: str) -> None:
     assert with_flags(key) == flag
 

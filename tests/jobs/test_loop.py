@@ -14,6 +14,7 @@ import pytest
 from emulated_engine import use_emulation, use_onnxruntime
 from graphs import graph, weighted, with_weights
 from searching import OFFSET
+from tables import values
 
 import rewriter
 from rewriter.ir.model import Array, Model, load
@@ -172,17 +173,7 @@ def measured(error: float, *, failed: bool = False, cured: bool = False) -> Any:
     return SimpleNamespace(relative_l2=error, error=error, failed=(1,) if failed else (), cured=cured)
 
 
-OBJECTIVE = [
-    pytest.param([(1e-3, 10.0), (2e-3, 9.0)], 0.02, 1, id="the fastest"),
-    pytest.param([(2e-3, 10.0), (1e-3, 10.1)], 0.02, 1, id="of those within noise the most accurate"),
-    pytest.param([(2e-3, 10.0), (1e-3, 10.3)], 0.02, 0, id="not slower for accuracy"),
-    pytest.param([(2e-3, 10.0), (1e-3, 11.5)], 0.16, 1, id="slower by what the user allows"),
-    pytest.param([(1e-3, 10.0), (1e-3, 10.0)], 0.02, 0, id="of equals the first"),
-    pytest.param([(1e-3, math.inf), (2e-3, 9.0)], 0.02, 1, id="one that was not timed"),
-]
-
-
-@pytest.mark.parametrize(("attempts", "latency_tolerance", "place"), OBJECTIVE)
+@values
 def test_the_objective(attempts: list[tuple[float, float]], latency_tolerance: float, place: int) -> None:
     made = [measured(error) for error, _ in attempts]
     assert best(made, [us for _, us in attempts], latency_tolerance) == place
@@ -198,17 +189,6 @@ def test_of_plans_that_are_right_with_tf32_off_the_fastest_of_the_most_accurate_
     assert best([*right, measured(2.0, failed=True)], [1.0, 9.0, 8.0, 1.0]) == 2
 
 
-WORSE = [
-    pytest.param((1e-3, 1e-3), (1e-3, 1e-3), 1000, [], id="as accurate"),
-    pytest.param((1e-3, 1e-3), (1e-3, 1.16e-3), 1000, ["z"], id="worse on one output"),
-    pytest.param((1e-3, 1e-3), (1e-4, 1.1e-3), 1000, [], id="within chance"),
-    pytest.param((1e-3, 1e-3), (1e-3, 2e-3), 5, [], id="within chance where few entries carry the error"),
-    pytest.param((1e-3, 1e-3), (1e-3, 2.2e-3), 5, ["z"], id="more than these few explain"),
-    pytest.param((1e-3, 1e-6), (1e-3, 9e-5), 1000, [], id="as accurate as FP32"),
-    pytest.param((1e-3, 6e-3), (2e-3, 1e-3), 1000, [], id="plain FP16 fails"),
-]
-
-
 def with_errors(errors: tuple[float, float], carriers: float = 1000.0) -> Check:
     names = zip("yz", errors, strict=True)
     rows = [OutputComparison(name, e, e, 1.0, True, 5e-3, carriers=carriers) for name, e in names]
@@ -222,7 +202,7 @@ def attempts_of(plain: Check, *checks: tuple[Check, bool]) -> Attempts:
     return Attempts(workload, attempts, lambda one: Estimate(0.0, 0.0))
 
 
-@pytest.mark.parametrize(("plain", "now", "carriers", "worse"), WORSE)
+@values
 def test_what_is_worse_than_plain_fp16_is_told_output_by_output(
     plain: tuple[float, float], now: tuple[float, float], carriers: float, worse: list[str]
 ) -> None:
@@ -490,17 +470,7 @@ def test_progress_counts_the_steps_of_the_whole_run_and_names_candidates_with_th
     assert tried and all(re.match(r"search: candidate \d+, at most \d+ s left: ", text) for text in tried)
 
 
-@pytest.mark.parametrize(
-    ("errors", "worst", "search", "share"),
-    [
-        pytest.param((8e-3, 4e-3, 1e-3), 0, None, 1.0, id="seen by the emulation alone"),
-        pytest.param((8e-3, 4e-3, 1e-3), 0, (4e-3, ()), 1.0, id="kept from the search for the user's goal"),
-        pytest.param((4e-3, 8e-3, 1e-3), 1, (6e-3, ()), 0.75, id="of that search"),
-        pytest.param((8e-3, 4e-3, 1e-3), 0, (4e-3, (2, 0)), 0.5, id="seen by a search for it"),
-        pytest.param((8e-3, 4e-3, 1e-3), 0, (4e-3, (0,)), 1.0, id="seen by a search for another"),
-        pytest.param((math.inf, 4e-3, 1e-3), 0, None, 1.0, id="infinite"),
-    ],
-)
+@values
 def test_a_search_asks_for_less_where_it_has_seen_a_smaller_error_in_the_sample_that_decides(
     errors: Sequence[float], worst: int, search: tuple[float, tuple[int, ...]] | None, share: float
 ) -> None:

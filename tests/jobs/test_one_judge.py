@@ -13,6 +13,7 @@ from graphs import cases, graph
 from nightly import NIGHTLY
 from onnx import TensorProto, helper
 from paths import MODELS
+from tables import values
 from test_cases import CASES
 from typer.testing import CliRunner
 
@@ -261,18 +262,7 @@ def test_a_file_from_elsewhere_names_no_metric_to_run(tmp_path: Path) -> None:
     assert rewriter.verify(source, tmp_path / "fixed.onnx", inputs=X, build=False, engine="emulation").passed
 
 
-@pytest.mark.parametrize(
-    ("stated", "passes", "remark"),
-    [
-        pytest.param("inf relative-l2", False, "does not count", id="infinity"),
-        pytest.param("nan relative-l2", False, "does not count", id="no number"),
-        pytest.param("0.5 relative-l2", False, "does not count", id="looser than the default"),
-        pytest.param("-2 cosine", False, "does not count", id="a metric without a default"),
-        pytest.param("-1 relative-l2", False, "does not count", id="negative"),
-        pytest.param("0.002 relative-l2", False, "states of itself", id="stricter"),
-        pytest.param("inf", False, "", id="no metric"),
-    ],
-)
+@values
 def test_a_file_does_not_loosen_its_own_limit(stated: str, passes: bool, remark: str, tmp_path: Path) -> None:
     source = save(graph("g (float16[4,8] x) => (float16[4,8] y) { y = Relu(x) }"), tmp_path / "net.onnx")
     wrong = graph("g (float16[4,8] x) => (float16[4,8] y) { a = Relu(x) y = Neg(a) }").proto

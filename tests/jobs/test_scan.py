@@ -14,6 +14,7 @@ from command_lines import flat
 from graphs import graph, model
 from nightly import small
 from paths import MODELS
+from tables import values
 from typer.testing import CliRunner, Result
 
 import rewriter
@@ -205,18 +206,7 @@ def command(*arguments: str | Path) -> Result:
 
 
 class TestCommand:
-    @pytest.mark.parametrize(
-        ("arguments", "code"),
-        [
-            pytest.param((), 0, id="errors alone do not fail"),
-            pytest.param(("--fail-on", "error"), 1, id="unless they shall"),
-            pytest.param(("--fail-on", "warning"), 1, id="nor pass as less than a warning"),
-            pytest.param(("--fail-on", "error", "--precision", "bf16"), 0, id="no error in BF16"),
-            pytest.param(("--input-shapes", "x:3x3"), 2, id="a shape that does not fit"),
-            pytest.param(("--target", "teapot"), 2, id="no such target"),
-            pytest.param(("--json", "/nowhere/x.json"), 2, id="no such folder"),
-        ],
-    )
+    @values
     def test_exit_codes(self, tmp_path: Path, arguments: tuple[str, ...], code: int) -> None:
         path = save(LARGE, tmp_path / "model.onnx")
         if "--input-shapes" not in arguments:

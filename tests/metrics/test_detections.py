@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from graphs import with_weights
+from tables import values
 
 import rewriter
 from rewriter.ir.model import Array, Model, save
@@ -92,16 +93,9 @@ def test_wrong_detectors_fail_and_say_what_they_lost(form: str, wrong: str, tmp_
 
 
 ROWS = np.array([[10, 10, 60, 60, 0.9, 1], [200, 50, 300, 90, 0.26, 2], [0, 0, 5, 5, 0.02, 0]], np.float32)
-CHANGES = [
-    pytest.param([0, 0, 0, 0, 0, 0], 2, 0, id="equal"),
-    pytest.param([0, 0, 0, 0, -0.02, 0], 2, 0, id="a score that falls below the threshold by little"),
-    pytest.param([0, 0, 0, 0, -0.2, 0], 0, 1, id="scores that fall by much"),
-    pytest.param([20, 5, 20, 5, 0, 0], 1, 1, id="boxes shifted: the long one overlaps by half"),
-    pytest.param([0, 0, 0, 0, 0, 1], 0, 2, id="other classes"),
-]
 
 
-@pytest.mark.parametrize(("change", "found", "more"), CHANGES)
+@values
 def test_boxes_are_found_by_place_score_and_class(change: list[float], found: int, more: int) -> None:
     layout = layout_of([{"y": ROWS}])
     assert layout is not None

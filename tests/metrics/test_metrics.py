@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tables import values
 
 from rewriter.base.errors import UsageError
 from rewriter.ir.model import Array
@@ -128,16 +129,7 @@ def test_a_user_function_from_a_file(own: Path) -> None:
     assert named("math:dist").least is False, "from a module"
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        pytest.param("mse", "relative-l2", id="no metric of that name"),
-        pytest.param("/nowhere/own.py:f", "no such file", id="no file"),
-        pytest.param("no.such.module:f", "cannot be imported.*no", id="no module"),
-        pytest.param("OWN:nothing", "no function nothing", id="no function"),
-        pytest.param("OWN:number", "no function number", id="a number instead of a function"),
-    ],
-)
+@values
 def test_an_unknown_metric_is_refused(name: str, words: str, own: Path) -> None:
     with pytest.raises(UsageError, match=rf"(?s)`metric.*{words}|{words}.*`metric"):
         named(name.replace("OWN", str(own)))

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tables import values
 
 from rewriter.ir.model import Array
 from rewriter.runtime.metrics.pairwise_error import Pair
@@ -20,23 +21,7 @@ def shown(expected: Array, actual: Array) -> Picture:
     return picture
 
 
-@pytest.mark.parametrize(
-    ("shape", "size"),
-    [
-        pytest.param((1, 3, 16, 16), (16, 16), id="the smallest"),
-        pytest.param((1, 3, 15, 16), None, id="a row less"),
-        pytest.param((1, 3, 16, 15), None, id="a column less"),
-        pytest.param((1, 1, 16, 128), (16, 128), id="the longest"),
-        pytest.param((1, 1, 16, 129), None, id="longer by one"),
-        pytest.param((1, 1, 129, 16), None, id="higher by one"),
-        pytest.param((1, 20, 24, 3), (20, 24), id="channels last"),
-        pytest.param((1, 20, 24), (20, 24), id="one channel, no batch"),
-        pytest.param((20, 24, 1), (20, 24), id="one channel last, no batch"),
-        pytest.param((2, 20, 24, 2), None, id="two channels"),
-        pytest.param((4, 20, 24), None, id="a batch of matrices"),
-        pytest.param((3, 64), None, id="rows"),
-    ],
-)
+@values
 def test_an_output_of_this_shape_is_an_image(shape: tuple[int, ...], size: tuple[int, int] | None) -> None:
     picture = picture_of("y", Pair(ramp(shape), ramp(shape)))
     assert (picture and picture.size) == size

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from graphs import cases, graph
+from tables import values
 
 from rewriter.ir.model import Array
 from rewriter.report.checks import distances, fair_text, scores_text
@@ -318,19 +319,7 @@ def test_the_distance_is_the_share_of_the_area_that_differs(pair: list[Array], d
     assert found is not None and found.distance == pytest.approx(distance)
 
 
-@pytest.mark.parametrize(
-    ("value", "at", "beyond"),
-    [
-        pytest.param(0.25, (8, 7), 0.0, id="beside the square: a value between"),
-        pytest.param(0.25, (7, 7), 0.0, id="at its corner"),
-        pytest.param(0.25, (8, 6), 0.25, id="two pixels from it"),
-        pytest.param(0.25, (6, 8), 0.25, id="two pixels above it"),
-        pytest.param(1.5, (8, 8), 0.5, id="above all values around"),
-        pytest.param(0.75, (10, 10), 0.25, id="below all values around"),
-        pytest.param(0.25, (0, 0), 0.25, id="in the corner of the map"),
-        pytest.param(0.25, (31, 31), 0.25, id="in the other corner"),
-    ],
-)
+@values
 def test_a_value_between_its_neighbours_is_an_edge(value: float, at: tuple[int, int], beyond: float) -> None:
     expected, actual = squares(10, 10)
     actual[0, 0, *at] = value

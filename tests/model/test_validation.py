@@ -11,6 +11,7 @@ import onnx
 import pytest
 from nightly import sized
 from onnx import TensorProto, helper, numpy_helper
+from tables import values
 
 from rewriter.base import sandbox
 from rewriter.base.errors import ModelError
@@ -66,19 +67,7 @@ def put(proto: onnx.ModelProto, place: str, value: object) -> None:
     exec(f"proto.{place} = value", {"proto": proto, "value": value})
 
 
-NAMES = [
-    "graph.node[1].name",
-    "graph.node[1].op_type",
-    "graph.node[1].domain",
-    "graph.node[2].output[0]",
-    "graph.node[2].attribute[0].name",
-    "graph.initializer[0].name",
-    "graph.input[0].type.tensor_type.shape.dim[0].dim_param",
-    "metadata_props[0].key",
-]
-
-
-@pytest.mark.parametrize("place", NAMES)
+@values
 def test_text_that_is_not_utf8_is_named_with_its_place(place: str, tmp_path: Path) -> None:
     proto = base()
     proto.metadata_props.add(key="k", value="v")
@@ -163,15 +152,6 @@ def test_an_initializer_in_a_branch_and_a_constant_are_checked(tmp_path: Path) -
     assert "initializer 'inner': its data do not fit" in str(refused(proto, tmp_path))
 
 
-OTHERS: list[tuple[str, int, str]] = [
-    ("opset_import[0].version", 2**62, "operator set 'ai.onnx' cannot have the version 4611686018427387904"),
-    ("opset_import[0].version", -5, "cannot have the version -5"),
-    ("opset_import.add(domain='theirs').version", 2**40, "operator set 'theirs'"),
-    ("graph.input[0].type.tensor_type.elem_type", 77, "tensor 'x': it has the element type 77"),
-    ("graph.output[0].type.tensor_type.elem_type", 77, "tensor 'y': it has the element type 77"),
-    ("graph.node[2].attribute[0].type", 3, "softmax"),
-    ("ir_version", 2**60, "ir_version"),
-]
 NODES = [
     pytest.param(
         "[cast] c = Cast<to = 999>(x)", "node 'cast': its attribute 'to': it has", id="type of a Cast"
@@ -180,7 +160,7 @@ NODES = [
 ]
 
 
-@pytest.mark.parametrize(("place", "value", "words"), OTHERS)
+@values
 def test_other_impossible_fields(place: str, value: int, words: str, tmp_path: Path) -> None:
     proto = base()
     put(proto, place, value)

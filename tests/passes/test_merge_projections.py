@@ -1,42 +1,13 @@
 """merge-projections: products that become one, products that stay apart, results and names that stay."""
 
 import numpy as np
-import onnx
-import pytest
-from graphs import apply, model_of, ops, random_feeds, run, with_constants
+from graphs import apply, keeps_results, model_of, ops
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import helper
-from paths import MODELS
 
-from rewriter.ir.model import Array, Model, load
-from rewriter.passes.base import Context
+from rewriter.ir.model import Array, Model
 from rewriter.passes.merge_projections import MergeProjections
-from rewriter.pipeline.driver import Driver
-from rewriter.pipeline.text import parse
-
-
-def _holds(before: Model, after: Model, feeds: dict[str, Array] | None = None) -> None:
-    """Same results but for the order of sums, same signature, and nothing left to do."""
-    assert after.signature == before.signature
-    onnx.checker.check_model(after.whole(), full_check=True)
-    feeds = feeds or random_feeds(before)
-    for wanted, found in zip(run(before, feeds), run(after, feeds), strict=True):
-        assert found.shape == wanted.shape
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * float(np.abs(wanted).max()))
-    again, report = apply(MergeProjections(), after)
-    assert again is after
-    assert not report.changes
-
-
-def test_large_weights_stay_outside_the_proto() -> None:
-    body, outputs = "{ q = MatMul(x, a) k = MatMul(x, b) }", "float[2,6,64] q, float[2,6,32] k"
-    before = with_constants(body, {"a": (8, 64), "b": (8, 32)}, "float[2,6,8] x", outputs)
-    after, _ = apply(MergeProjections(), before)
-    assert after.weights.keys() == {"a/merged"}
-    assert after.weights["a/merged"].shape == (8, 96)
-    assert not after.weights["a/merged"].flags.writeable
-    assert before.weights.keys() == {"a", "b"}
 
 
 @st.composite
@@ -71,7 +42,7 @@ def test_any_group_keeps_its_results(before: Model) -> None:
     after, report = apply(MergeProjections(), before)
     assert len(report.changes) == 1
     assert sum(op in {"MatMul", "Gemm"} for op in ops(after)) == 1
-    _holds(before, after)
+    keeps_results(before, after, MergeProjections())
 
 
 @st.composite
@@ -104,18 +75,4 @@ def test_any_heads_keep_their_results(case: tuple[Model, dict[str, Array]]) -> N
     before, feeds = case
     after, report = apply(MergeProjections(), before)
     assert len(report.changes) == 1
-    _holds(before, after, feeds)
-
-
-GROUPS = {"vit": (12, 12), "bert": (2, 2), "swin": (4, 4), "t5_encoder": (2, 2), "llama_block": (4, 2)}
-"""Groups in the case models, and those with heads: Q, K and V of each block; a Llama's gate and up, too."""
-
-
-@pytest.mark.parametrize("name", GROUPS)
-def test_all_projections_and_heads_of_a_case_are_found(name: str) -> None:
-    """That results stay is test_every_pass's. Targets are computed as exported; `simplify` folds them."""
-    steps = parse("upgrade-opset,simplify,merge-projections")
-    report = Driver().run(load(MODELS / f"{name}.onnx"), steps, Context())[1][-1]
-    assert len(report.changes) == GROUPS[name][0]
-    assert sum("heads" in change.what for change in report.changes) == GROUPS[name][1]
-    assert not report.refusals
+    keeps_results(before, after, MergeProjections(), feeds)

@@ -6,6 +6,7 @@ import graphs
 import numpy as np
 import pytest
 from onnx import TensorProto
+from tables import values
 
 import rewriter
 from rewriter.base.errors import PassError
@@ -63,18 +64,7 @@ def test_the_change_counts_nodes() -> None:
     assert report.changes == (Change("model", "1 node in FP16, 2 in FP32"),)
 
 
-@pytest.mark.parametrize(
-    ("io", "precision", "expected"),
-    [
-        pytest.param("keep", "fp16", [1, 1, 1], id="kept"),
-        pytest.param("fp32", "fp16", [1, 1, 1], id="FP32"),
-        pytest.param("fp16", "fp16", [10, 10, 10], id="FP16"),
-        pytest.param("fp16", "bf16", [10, 10, 10], id="FP16 round a BF16 model"),
-        pytest.param("x=fp16,y=fp32", "fp16", [10, 1, 1], id="by name"),
-        pytest.param("fp16,[wx]=keep", "fp16", [1, 1, 10], id="by pattern, and the rest"),
-        pytest.param("y=bf16", "bf16", [1, 1, 16], id="BF16"),
-    ],
-)
+@values
 def test_types_of_inputs_and_outputs(io: str, precision: str, expected: list[int]) -> None:
     source = graphs.graph(TEXT, opset=22, ir=10)
     wanted = PrecisionRequest("fp16" if precision == "fp16" else "bf16")

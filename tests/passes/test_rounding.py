@@ -5,6 +5,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from onnx import numpy_helper
+from tables import values
 
 import rewriter
 from rewriter.ir.model import Array
@@ -66,17 +67,7 @@ def test_outputs_keep_their_mean_over_the_samples() -> None:
     assert all(kept[name] == nearest[name] for name in ("r", "s", "t", "u"))
 
 
-@pytest.mark.parametrize(
-    ("body", "raised"),
-    [
-        pytest.param("c = Max(m, e) b = Expand(c, d) y = Div(x, b)", True, id="Max"),
-        pytest.param("c = Clip(m, e) y = Div(x, c)", True, id="Clip"),
-        pytest.param("c = Max(m, e) y = Div(c, x)", False, id="what is divided"),
-        pytest.param("c = Max(m, e) y = Mul(x, c)", False, id="a factor"),
-        pytest.param("y = Max(m, e)", False, id="a result"),
-        pytest.param("c = Max(m, e) b = Add(c, e) z = Div(x, c) y = Div(z, b)", False, id="added, too"),
-    ],
-)
+@values
 def test_the_lower_bound_of_a_divisor_stays_above_zero(body: str, raised: bool) -> None:
     source = graphs.graph(
         f"""g (float[2,4] x) => (float[N,M] y) <float e = {{1e-12}}, int64[2] d = {{2, 4}}> {{

@@ -26,15 +26,13 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
-import numpy as np
-import onnx
 import onnx_text
 import pytest
-from graphs import apply, run
+from graphs import apply, random_feeds, run, same_results
 
-from rewriter.ir.model import Array, Model, load
+from rewriter.ir.model import load
 from rewriter.ir.plan import NodePatterns
-from rewriter.passes.base import Context, Exactness, Pass
+from rewriter.passes.base import Context, Pass
 from rewriter.pipeline.text import parse
 from rewriter.target import Target
 
@@ -104,7 +102,9 @@ def test_the_graph_becomes(case: Case, request: pytest.FixtureRequest) -> None:
     if after is not before:
         assert apply(case.step, after, case.context)[0] is after, "a second run changes it again"
         if "not-compared" not in case.settings:
-            _compute_the_same(before, after, case.step.exactness)
+            for first in (1, 0):
+                feeds = random_feeds(before, first, turns=True)
+                same_results(case.step.exactness, run(before, feeds), run(after, feeds))
     if request.config.getoption("--update"):
         _update(case, outcome)
     else:
@@ -115,37 +115,6 @@ def _update(case: Case, outcome: str) -> None:
     assert "PYTEST_XDIST_WORKER" not in os.environ, "--update needs -n 0"
     head, title, rest = case.file.read_text().partition(f"=== {case.title}\n")
     case.file.write_text(head + title + rest.replace(case.text, outcome, 1))
-
-
-def _compute_the_same(before: Model, after: Model, exactness: Exactness) -> None:
-    for first in (1, 0):
-        feeds = _feeds(before, first)
-        for wanted, result in zip(run(before, feeds), run(after, feeds), strict=True):
-            assert (result.shape, result.dtype) == (wanted.shape, wanted.dtype)
-            if exactness.tolerance == 0 or wanted.dtype.kind != "f":
-                bits = f"u{wanted.itemsize}"
-                np.testing.assert_array_equal(result.view(bits), wanted.view(bits))
-                continue
-            difference = np.linalg.norm(result.astype(np.float64) - wanted)
-            # a sum that cancels has the rounding of its terms, which are of order 1
-            cancelling = 4 * np.finfo(wanted.dtype).eps * np.sqrt(wanted.size)
-            assert difference <= exactness.tolerance * np.linalg.norm(wanted) + cancelling
-
-
-def _feeds(source: Model, first: int) -> dict[str, Array]:
-    """Normal floats; 0 and 1 by turns for other types, so that a condition is once true and once false.
-
-    An axis of unknown size has 2 elements.
-    """
-    rng = np.random.default_rng(first)
-    feeds: dict[str, Array] = {}
-    for port in source.signature.inputs:
-        shape = tuple(size if isinstance(size, int) else 2 for size in port.shape or ())
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(port.dtype)
-        turns = (np.arange(np.prod(shape, dtype=int)).reshape(shape) + first) % 2
-        floating = np.issubdtype(dtype, np.floating)
-        feeds[port.name] = np.asarray(rng.standard_normal(shape) if floating else turns, dtype)
-    return feeds
 
 
 EVERYTHING = """<ir_version: 10, opset_import: ["" : 21, "local" : 1]>

@@ -5,6 +5,7 @@ import pytest
 from graphs import graph, matrix, model
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import values
 from written_norms import (
     AFFINE,
     BLOCKED,
@@ -275,16 +276,7 @@ ROUNDED = """
         m = MatMul(x, w) a = Add(m, b) h = Cast<to = 10>(a) y = Cast<to = 1>(h) }"""
 
 
-@pytest.mark.parametrize(
-    ("target", "severity"),
-    [
-        pytest.param("tensorrt-rtx 1.6", "error", id="seen there"),
-        pytest.param("tensorrt-rtx", "error", id="recorded of some release"),
-        pytest.param("tensorrt-rtx 1.7", "error", id="the same kernels"),
-        pytest.param("tensorrt-rtx 1.5", None, id="not tried"),
-        pytest.param("tensorrt", None, id="another library"),
-    ],
-)
+@values
 def test_scan_reports_a_user_s(target: str, severity: str | None) -> None:
     sample = {"x": np.ones((2, 4), np.float32), "w": np.eye(4, dtype=np.float32), "b": np.ones(4, np.float32)}
     result = rewriter.scan(graph(ROUNDED).whole(), inputs=sample, target=target)

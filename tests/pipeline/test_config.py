@@ -12,6 +12,7 @@ import pytest
 from command_lines import quick
 from graphs import cases, graph
 from paths import DOCS
+from tables import values
 
 from rewriter import api
 from rewriter.base.errors import UsageError
@@ -76,25 +77,7 @@ def test_what_presets_decide_has_no_default_of_its_own() -> None:
 
 
 # -- values
-VALUES = [
-    ('preset = "trt-bf16"', "preset", "trt-bf16"),
-    ('passes = "pad-channels{least=0}"', "passes", "pad-channels{least=0}"),
-    ('passes = ["isolate-clip", "clean-casts"]', "passes", ("isolate-clip", "clean-casts")),
-    ('skip = ["simplify"]', "skip", ("simplify",)),
-    ('skip = "simplify"', "skip", ("simplify",)),
-    ('max-latency-cost = "5%"', "max_latency_cost", 0.05),
-    ("opset = 18", "opset", 18),
-    ("tolerance = 1e-3", "tolerance", 1e-3),
-    ("tolerance = 40", "tolerance", 40.0),
-    ("strict = true", "strict", True),
-    ("verify = false", "verify", False),
-    ('io = "fp16"', "io", "fp16"),
-    ('engine = "emulation"', "engine", "emulation"),
-    ("[input-shapes]\nx = [1, 3]\n'a:b' = []", "input_shapes", {"x": (1, 3), "a:b": ()}),
-]
-
-
-@pytest.mark.parametrize(("text", "name", "value"), VALUES)
+@values
 def test_reads_a_file(tmp_path: Path, text: str, name: str, value: object) -> None:
     own(tmp_path, text)
     resolved = loaded(tmp_path).resolve()
@@ -387,17 +370,7 @@ def test_errors_in_a_pyproject(tmp_path: Path) -> None:
         loaded(tmp_path)
 
 
-BAD_VARIABLES = [
-    ("REWRITER_OPSET", "x", "it takes a whole number"),
-    ("REWRITER_STRICT", "maybe", "it takes true or false"),
-    ("REWRITER_IO", "fp61", "did you mean 'fp16'?"),
-    ("REWRITER_INPUT_SHAPES", "x", "NAME:1x3x224x224"),
-    ("REWRITER_INPUT_VALUES", "sr=fast", "such as sr=16000"),
-    ("REWRITER_PRESET", "acurate", "did you mean 'accurate'?"),
-]
-
-
-@pytest.mark.parametrize(("variable", "text", "hint"), BAD_VARIABLES)
+@values
 def test_refuses_and_names_the_variable(tmp_path: Path, variable: str, text: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
         loaded(tmp_path, **{variable: text})
@@ -440,18 +413,7 @@ def test_a_switch_is_turned_back_on(tmp_path: Path) -> None:
     assert "--no-verify" in quick("fix", "--help")[1]
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ('preset = "structure-only"\ntolerance = 1e-3', "rewriter.toml, key 'tolerance': no plan is needed"),
-        ('report = "gone/r.json"', "rewriter.toml, key 'report' {}/gone/r.json: its folder does not exist"),
-        ('metric = "gone.py:f"\ntolerance = 1e-3', "rewriter.toml, key 'metric' gone.py: no such file"),
-        ("[input-shapes]\nx = [8]", "rewriter.toml, key 'input-shapes' x:8: it must have 2 axes"),
-        ("[max-shapes]\nz = [8]", "rewriter.toml, key 'max-shapes': the model has no input 'z'"),
-        ("sed = 1", "rewriter.toml: unknown key 'sed'\n  what to do: did you mean --seed?"),
-    ],
-    ids=["an option", "a report that cannot be written", "a part", "a shape", "one of several", "no key"],
-)
+@values
 def test_an_error_about_an_option_names_its_file(model: Path, tmp_path: Path, text: str, words: str) -> None:
     own(tmp_path, text)
     code, _, error = quick("fix", model, "--dry-run")

@@ -10,6 +10,7 @@ import onnx.parser
 import pytest
 from graphs import graph, ops
 from onnx_text import with_header
+from tables import values
 
 from rewriter.base.errors import PassError, UsageError
 from rewriter.ir.graph import TAG, GraphEditor, display_name
@@ -260,16 +261,7 @@ def test_changes_that_a_model_is_too_old_for_are_not_seen_by_the_next_pass() -> 
     assert ops(result) == ["Exp", "Neg"]
 
 
-TARGETS = [
-    pytest.param("tensorrt", "tensorrt", (), "tensorrt", id="a library"),
-    pytest.param("10.0.1", "tensorrt", (10, 0, 1), "tensorrt 10.0.1", id="a version"),
-    pytest.param("tensorrt-rtx 1.6", "tensorrt-rtx", (1, 6), "tensorrt-rtx 1.6", id="both"),
-    pytest.param("1.6", "tensorrt-rtx", (1, 6), "tensorrt-rtx 1.6", id="a version of RTX"),
-    pytest.param("TensorRT=11", "tensorrt", (11,), "tensorrt 11", id="in another spelling"),
-]
-
-
-@pytest.mark.parametrize(("text", "library", "version", "shown"), TARGETS)
+@values
 def test_targets(text: str, library: str, version: tuple[int, ...], shown: str) -> None:
     target = Target.parse(text)
     assert (target.library, target.version, str(target)) == (library, version, shown)

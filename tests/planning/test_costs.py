@@ -8,6 +8,7 @@ import numpy as np
 import onnx.parser
 import pytest
 from onnx import NodeProto, helper
+from tables import values
 
 from rewriter.ir.float_graph import FloatGraph
 from rewriter.ir.plan import SEARCHED, Decision, Plan
@@ -228,21 +229,7 @@ def test_an_attention_is_two_computed_products_with_a_softmax_between(body: str,
     assert len(prices(text).attentions) == int(attentions)
 
 
-@pytest.mark.parametrize(
-    ("op", "weight", "attributes", "depth"),
-    [
-        pytest.param("Conv", (8, 6, 3, 5), {}, 90, id="Conv: channels of a group times the window"),
-        pytest.param("Conv", (8, 6, 3, 5), {"group": 2, "strides": [2, 2]}, 90, id="whatever its stride"),
-        pytest.param("Conv", (), {}, 1, id="Conv of unknown weight"),
-        pytest.param("ConvTranspose", (6, 8, 4, 4), {}, 96, id="ConvTranspose"),
-        pytest.param("ConvTranspose", (6, 8, 4, 4), {"group": 3}, 32, id="groups read a part each"),
-        pytest.param("ConvTranspose", (6, 8, 4, 4), {"strides": [2, 2]}, 24, id="windows overlap less"),
-        pytest.param("ConvTranspose", (6, 8, 4, 4), {"strides": [2, 1]}, 48, id="along one axis"),
-        pytest.param("ConvTranspose", (6, 8, 4, 4), {"strides": [0, 0]}, 96, id="a stride of nothing"),
-        pytest.param("ConvTranspose", (2, 8, 1, 1), {"strides": [4, 4]}, 1, id="at least one product"),
-        pytest.param("ConvTranspose", (), {}, 1, id="ConvTranspose of unknown weight"),
-    ],
-)
+@values
 def test_products_of_a_conv(op: str, weight: tuple[int, ...], attributes: dict[str, Any], depth: int) -> None:
     assert conv_depth(helper.make_node(op, ["x", "w"], ["y"], **attributes), weight) == depth
 

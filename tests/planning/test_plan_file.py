@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from command_lines import invoke
 from paths import DOCS
+from tables import values
 
 import rewriter
 from rewriter.base.errors import OutputError, UsageError
@@ -221,21 +222,7 @@ def test_rescaled_tensors_are_a_part_of_the_plan(tmp_path: Path) -> None:
         assert (tmp_path / f"1.{kind}").read_bytes() == (tmp_path / f"2.{kind}").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("exponents", "message"),
-    [
-        pytest.param({"0:nobody": -3}, "nobody, which the model does not compute", id="an unknown tensor"),
-        pytest.param(
-            {"0:s": -3},
-            "scales r by 2\\^0, but the tensors beside it require 2\\^-3",
-            id="one of two that are tied",
-        ),
-        pytest.param({"0:y": -3}, "scales y by 2\\^-3, but", id="an output"),
-        pytest.param({"m": -3}, "'rescaled' .* index of the graph; or leave it out", id="no graph"),
-        pytest.param({"0:m": 2000}, "rescaled: '0:m' cannot be 2000", id="beyond FP32"),
-        pytest.param({"0:m": 0.5}, "rescaled: '0:m' cannot be 0.5", id="no integer"),
-    ],
-)
+@values
 def test_other_exponents_are_refused(tmp_path: Path, exponents: dict[str, float], message: str) -> None:
     fields = json.loads(plan_file.to_text(Plan("fp16"))) | {"rescaled": exponents}
     (tmp_path / "plan.json").write_text(json.dumps(fields))
@@ -243,18 +230,7 @@ def test_other_exponents_are_refused(tmp_path: Path, exponents: dict[str, float]
         fix(graphs.graph(LARGE), plan=tmp_path / "plan.json", skip=("simplify",))
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        pytest.param({"keep_fp32": ("gemm",)}, "`keep-fp32`", id="--keep-fp32"),
-        pytest.param({"keep_fp32_op": ("Mul",)}, "`keep-fp32-op`", id="--keep-fp32-op"),
-        pytest.param({"precision": "bf16"}, "`precision`", id="another precision"),
-        pytest.param({"io": "fp32"}, "`io`", id="other types of inputs"),
-        pytest.param({"lower_op": ("Mul",)}, "`lower-op`", id="--lower-op"),
-        pytest.param({"tolerance": 1e-3}, "`tolerance`: the plan is given", id="a goal"),
-        pytest.param({"passes": "isolate-clip"}, "mixed-precision", id="no pass that uses it"),
-    ],
-)
+@values
 def test_options_that_contradict_a_plan_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         fix(graphs.graph(LARGE), plan=Plan("fp16"), **options)

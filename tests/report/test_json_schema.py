@@ -10,6 +10,7 @@ import graphs
 import numpy as np
 import pytest
 from paths import DOCS
+from tables import values
 from typer.testing import CliRunner
 
 from rewriter.cli import app, exits
@@ -66,16 +67,7 @@ def run(folder: Path, *arguments: str) -> Any:
     return CliRunner().invoke(app, [*words, "--inputs", str(folder / "d.npz")])
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        pytest.param(["fix", "m.onnx", "-o", "a.onnx", "--no-build"], id="fix"),
-        pytest.param(["fix", "m.onnx", "--dry-run", "--no-verify"], id="fix without verification"),
-        pytest.param(["fix", "m.onnx", "--dry-run", "--no-build", "--tolerance", "1e-9"], id="a failing fix"),
-        pytest.param(["scan", "m.onnx"], id="scan"),
-        pytest.param(["verify", "m.onnx", "f.onnx", "--engine", "emulation"], id="verify"),
-    ],
-)
+@values
 def test_reports_are_as_the_schema_says(folder: Path, arguments: list[str]) -> None:
     run(folder, *arguments, "--json", "out.json")
     report = json.loads((folder / "out.json").read_text())

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from command_lines import flat
 from graphs import graph
+from tables import values
 
 import rewriter
 from rewriter.ir.model import Model, write_json
@@ -217,17 +218,7 @@ def test_different_names_have_different_short_forms() -> None:
     assert len(short) == 13 == len(set(short.values()))
 
 
-GROUPS = [
-    pytest.param(["a/b is big", "a/c is big"], ["... is big"], id="paths"),
-    pytest.param(["val_12 is big", "val_3_out is big"], ["... is big"], id="numbered values"),
-    pytest.param(["10.bias_q: big", "4.bias_q: big"], ["...: big"], id="names that begin with a number"),
-    pytest.param(["a/b is big"], ["a/b is big"], id="a lone text keeps its name"),
-    pytest.param(["opset 13", "opset 14"], ["opset 13", "opset 14"], id="numbers tell things apart"),
-    pytest.param(["f16-f32-f16 goes", "f16-f32-f16 goes"], ["f16-f32-f16 goes"], id="equal texts"),
-]
-
-
-@pytest.mark.parametrize(("texts", "groups"), GROUPS)
+@values
 def test_texts_are_grouped(texts: list[str], groups: list[str]) -> None:
     assert [text for text, _ in grouped(texts, lambda text: text)] == groups
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from graphs import graph
+from tables import values
 
 import rewriter
 from rewriter.runtime.metrics.outputs import OutputComparison, worst_of_samples
@@ -63,16 +64,7 @@ def test_a_check_that_did_not_fail_is_not_judged_again(passed: bool | None) -> N
     assert as_fp32(check, never, "an engine") is check
 
 
-@pytest.mark.parametrize(
-    ("error", "own", "passed"),
-    [
-        pytest.param(0.0199, 0.01, True, id="both sides are off by it"),
-        pytest.param(0.0201, 0.01, False, id="more than both sides are off"),
-        pytest.param(0.1, 0.4, True, id="a tenth is of use"),
-        pytest.param(0.101, 0.4, False, id="more than a tenth is of no use"),
-        pytest.param(math.inf, 0.4, False, id="NaN has no excuse"),
-    ],
-)
+@values
 def test_another_order_of_sums_excuses_twice_its_error(error: float, own: float, passed: bool) -> None:
     found = excused(failed(output("y", error)), errors(y=own))
     assert found.passed is passed
@@ -113,19 +105,7 @@ def test_an_fp32_engine_excuses_half_a_bit_more(error: float, passed: bool) -> N
         assert found is check, "the engine's error explains nothing: it is not mentioned"
 
 
-@pytest.mark.parametrize(
-    ("result", "own", "passed"),
-    [
-        pytest.param((0.014, 0.0079), (0.01, 0.004), True, id="within twice on each sample"),
-        pytest.param((0.004, 0.0081), (0.01, 0.004), False, id="FP32 errs on another sample"),
-        pytest.param((0.0142, 0.0079), (0.01, 0.004), False, id="beyond half a bit on the worst"),
-        pytest.param((0.0142, 0.0142), (0.01, 0.01), False, id="beyond half a bit everywhere"),
-        pytest.param((0.006, 0.012), (0.006, 0.01), True, id="a hard sample"),
-        pytest.param((0.006, 0.006), (0.01, math.inf), False, id="FP32 gives NaN for one"),
-        pytest.param((0.004, 0.006, 0.004, 0.006), (0.001, 0.006), True, id="two builds"),
-        pytest.param((0.006,), (), False, id="there is no such engine"),
-    ],
-)
+@values
 def test_fp32_excuses_its_own_sample(result: tuple[float, ...], own: tuple[float, ...], passed: bool) -> None:
     found = as_fp32(samples(*((output("y", error),) for error in result)), engine(*own), "FP32")
     assert found.passed is passed and found.outputs[0].relative_l2 == max(result)
@@ -267,18 +247,7 @@ def test_fix_recommends_an_engine_without_tf32_where_that_is_the_cure() -> None:
     assert result.conclusion.remedy.startswith("build this file with TF32 off")
 
 
-@pytest.mark.parametrize(
-    ("result", "own", "off", "excuse"),
-    [
-        pytest.param((0.015,), (0.073,), 3.0, "tf32", id="no worse than FP32 with TF32"),
-        pytest.param((0.074,), (0.073,), 3.0, "", id="worse in the worst sample"),
-        pytest.param((0.02, 0.02), (0.02, 1e-4), 3.0, "", id="worse on a sample that FP32 computes well"),
-        pytest.param((0.02, 0.001), (0.001, 0.02), 3.0, "tf32", id="on which samples is chance"),
-        pytest.param((0.22,), (0.22,), 0.1, "tf32-off", id="right with TF32 off"),
-        pytest.param((0.22,), (0.22,), 3.0, "", id="of no use"),
-        pytest.param((0.015,), (0.004,), 0.1, "", id="the original with TF32 is right"),
-    ],
-)
+@values
 def test_where_tf32_misses_the_tolerance_a_file_that_is_no_worse_is_no_failure(
     result: tuple[float, ...], own: tuple[float, ...], off: float, excuse: str
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from needs import without_gpu
+from tables import values
 from typer.testing import CliRunner
 
 from rewriter.base.errors import EngineError, RewriterError, UsageError
@@ -298,18 +299,7 @@ def test_a_lineup_knows_what_leads_where() -> None:
     assert DIAMOND.path(4, 5) == [4], "e does not lead to f"
 
 
-@pytest.mark.parametrize(
-    ("mine", "yours", "shared"),
-    [
-        pytest.param("float[2,8]", "float[2,8]", True, id="equal"),
-        pytest.param("float[n,8]", "float[2,8]", True, id="any batch"),
-        pytest.param("float[2,8]", "float[2,9]", False, id="another size"),
-        pytest.param("float[2,8]", "float[2,8,1]", False, id="another rank"),
-        pytest.param("float[2,8]", "double[2,8]", True, id="another type of float"),
-        pytest.param("float[2,8]", "int64[2,8]", False, id="integers"),
-        pytest.param("float", "float[2,8]", False, id="a number"),
-    ],
-)
+@values
 def test_tensors_of_one_name_and_shape_are_shared(mine: str, yours: str, shared: bool) -> None:
     models = [graphs.graph(f"g ({kind} x) => ({kind} y) {{ y = Neg(x) }}") for kind in (mine, yours)]
     assert bool(line_up(models[0], models[1]).tensors) is shared
@@ -581,20 +571,7 @@ def test_the_command_prints_the_chain(files: dict[str, Path], other: str, code: 
     assert (result.exit_code, words in result.output) == (code, True), result.output
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "same"),
-    [
-        pytest.param(0.001, 0.006, True, id="right, at the tolerance"),
-        pytest.param(0.001, 0.007, False, id="right, then wrong"),
-        pytest.param(0.1, 0.12, True, id="as wrong"),
-        pytest.param(0.1, 0.071, False, id="one of two faults hidden"),
-        pytest.param(0.1, 0.2, False, id="more wrong"),
-        pytest.param(0.1, math.inf, False, id="NaN"),
-        pytest.param(math.inf, math.inf, True, id="NaN in both"),
-        pytest.param(math.inf, 0.5, False, id="NaN hidden"),
-        pytest.param(0.001, None, False, id="absent"),
-    ],
-)
+@values
 def test_marks_leave_outputs_as_wrong_as_before(before: float, after: float | None, same: bool) -> None:
     assert _same(before, after, 5e-3) is same
 

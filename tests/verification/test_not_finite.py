@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from graphs import graph
+from tables import values
 
 from rewriter.base.errors import ModelError
 from rewriter.ir.model import Array
@@ -11,16 +12,7 @@ from rewriter.verification.not_finite import first_nan, nan_outputs, nan_warning
 NAN, INF = np.nan, np.inf
 
 
-@pytest.mark.parametrize(
-    ("values", "share"),
-    [
-        pytest.param([1, 2, 3, 4], None, id="all finite"),
-        pytest.param([NAN, 2, 3, 4], 0.25, id="a quarter NaN"),
-        pytest.param([-INF, 2, 3, 4], None, id="a masked score"),
-        pytest.param([NAN, NAN, INF, INF], 1.0, id="nothing finite"),
-        pytest.param([], None, id="empty"),
-    ],
-)
+@values
 def test_the_share_of_an_output(values: list[float], share: float | None) -> None:
     found = nan_outputs([{"y": np.array(values, np.float32)}])
     assert found == ({} if share is None else {"y": share})

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from tables import values
 
 from rewriter.runtime.metrics.outputs import OutputComparison
 from rewriter.verification.locate import Location
@@ -59,17 +60,7 @@ def test_the_end_of_a_log_is_reported_without_the_stack_of_python() -> None:
     assert log_lines(log) == tuple(f"log: {line}" for line in range(5, 20))
 
 
-@pytest.mark.parametrize(
-    ("errors", "passed", "words"),
-    [
-        pytest.param([(0.09, 0.1), (0.05, 0.01)], False, "largest error 0.05, NOT within 0.01", id="beyond"),
-        pytest.param([(0.09, 0.1), (0.005, 0.01)], True, "largest error 0.09, within 0.1", id="within"),
-        pytest.param([(0.05, 0.01)], True, "largest error 0.05, beyond 0.01", id="excused"),
-        pytest.param([(0.1, 0.1)], True, "largest error 0.1, within 0.1", id="just within"),
-        pytest.param([(0.0, 0.0)], True, "largest error 0, within 0", id="bit-equal"),
-        pytest.param([], True, "largest error 0, within 0.005", id="no output"),
-    ],
-)
+@values
 def test_the_error_that_is_shown_is_the_one_closest_to_its_tolerance(
     errors: list[tuple[float, float]], passed: bool, words: str
 ) -> None:
