@@ -29,7 +29,7 @@ class CleanCasts(GraphPass):
     - the Cast of a constant, which is converted once: rounded to nearest even, its sign kept.
 
     TensorRT only casts UINT8, and moves none. So the Cast of an image's bytes moves before their Transpose,
-    Slice or other view.
+    Slice or other view, and the Cast of a result to bytes moves behind its views and its Pad.
 
     Casts that round on the way (f32-f16-f32, int64-f32-int64) change values, and Casts that truncate
     (float-int-float) are arithmetic. Both stay, without a report.
@@ -61,6 +61,12 @@ class CleanCasts(GraphPass):
                 if event is not None:
                     yield event
         for node in graph.nodes:
+            if _is_cast(node) and attribute(node, "to") == TensorProto.UINT8:
+                yield from _sink(graph, node)
+        for cast in graph.nodes:
+            if _is_cast(cast) and attribute(cast, "to") == TensorProto.UINT8:
+                yield from _sink(graph, cast)
+        for node in graph.nodes:
             if _moves_bytes(node, graph):
                 yield Refusal(
                     display_name(node),
@@ -81,6 +87,27 @@ def _lift(graph: GraphEditor, cast: NodeProto, to: int) -> Iterator[Event]:
         graph.erase_if_dead(view.output[0])
         cast = first
         yield Change(display_name(moved), f"a Cast of {source} moved before it: TensorRT moves no UINT8")
+
+
+def _sink(graph: GraphEditor, cast: NodeProto) -> Iterator[Event]:
+    """Moves a Cast to UINT8 behind the views and Pads that only read it, the first one first."""
+    while is_op(view := graph.only_consumer(cast.output[0]), *_MOVING, "Pad"):
+        (source, result), inputs = (cast.input[0], view.output[0]), list(view.input)
+        if inputs[0] != cast.output[0]:
+            return
+        if is_op(view, "Pad") and (filling := "".join(inputs[2:3])):
+            value, dtype = graph.constant(filling), graph.dtype(source)
+            if value is None or dtype is None or not embeds(TensorProto.UINT8, dtype):
+                return
+            inputs[2] = graph.add_constant(filling, value, like=source)
+        inputs[0] = source
+        wide = graph.tensor(f"{result}/wide", dtype=graph.dtype(source))
+        moved = graph.clone_node(view, inputs, [wide], name=view.name)
+        last = graph.clone_node(cast, [wide], [result])
+        graph.replace_producer(result, moved, last)
+        graph.erase_if_dead(cast.output[0])
+        cast = last
+        yield Change(display_name(moved), f"the Cast to {result} moved behind it: TensorRT moves no UINT8")
 
 
 def _moves_bytes(node: NodeProto | None, graph: GraphEditor) -> TypeGuard[NodeProto]:

@@ -85,6 +85,15 @@ def test_no_plan_has_to_be_closer_than_the_networks_own_fp32_engine() -> None:
     assert not asked.accepted and "build it with TF32 off" in asked.ending, "what the user asked for"
 
 
+def test_a_network_beyond_tf32_that_no_release_builds_has_an_ending() -> None:
+    corner = "<int64[2] zero = {0, 0}, int64[2] two = {2, 2}, float offset"
+    text = LIMITED.replace("y)", "y, float d)").replace("<float offset", corner)
+    refused = graph(text.replace("(b, w)", "(b, w) square = Slice(x, zero, two) d = Det(square)")).whole()
+    data = [{"x": np.full((2, 8), size, np.float32)} for size in (1.07, 1.11, 1.13)]
+    result = rewriter.fix(refused, inputs=data)
+    assert result.verified is False and result.conclusion.kind == "unbuildable"
+
+
 def test_a_sample_in_which_nothing_is_found_judges_nothing(tmp_path: Path) -> None:
     source = graph("g (float[1,1,16,16] x) => (float[1,1,16,16] y) { y = Sigmoid(x) }").whole()
     something, nothing = np.zeros((1, 1, 16, 16), np.float32), np.full((1, 1, 16, 16), -15.0, np.float32)

@@ -50,6 +50,17 @@ def test_an_image_of_bytes_is_cast_before_it_is_moved() -> None:
     np.testing.assert_array_equal(run(after, feeds)[0], run(before, feeds)[0])
 
 
+def test_a_result_is_cast_to_bytes_after_it_is_moved_and_padded() -> None:
+    before = graph("""
+    g (float[2,3] x) => (uint8[N,M] y)
+    <int64[2] n = {1, 2}, int64[4] pads = {0, 1, 2, 0}, uint8 white = {255}> {
+        c = Cast<to = 2>(x) t = Transpose(c) s = Tile(t, n) y = Pad(s, pads, white) }""")
+    after, changes = apply(CleanCasts(), before)
+    assert ops(after) == ["Transpose", "Tile", "Pad", "Cast"] and len(changes.changes) == 3
+    feeds = {"x": np.arange(6, dtype=np.float32).reshape(2, 3) * 40.7}
+    np.testing.assert_array_equal(run(after, feeds)[0], run(before, feeds)[0])
+
+
 def test_bytes_that_something_else_reads_stay_and_are_named() -> None:
     text = BYTES.replace("REST", "uint8[1,3,4,4] z").replace("OTHER", "z = Identity(t)")
     after, result = apply(CleanCasts(), graph(text))

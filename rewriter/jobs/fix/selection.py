@@ -287,7 +287,7 @@ class Attempts:
         if self.attempts[at].excuse == "as-fp32":  # which excuses what is no worse, and may not replace it
             names = [{check.name for check in attempt.failed} for attempt in self.attempts]
             fair = [index for index, failed in enumerate(names) if failed <= {*ARITHMETIC}]
-            nearest = min(fair, key=lambda index: self.attempts[index].relative_l2)
+            nearest = min(fair, key=lambda index: self.attempts[index].relative_l2, default=at)
             at = nearest if self.attempts[nearest].failed else at
         closer = [n for n, a in enumerate(self.attempts) if not (a.failed or self.worse_than_plain(a))]
         if not closer or at in closer:

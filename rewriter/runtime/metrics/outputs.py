@@ -25,6 +25,11 @@ from rewriter.runtime.metrics.tolerances import USABLE
 ROUNDING_NOISE = "rounding noise"
 """Note of a part whose error is FP16's smallest step, or FP32's rounding of the output's largest value."""
 
+LABELS = 32
+ROUNDED_LEVELS = 2
+"""An output of bytes with more values than `LABELS`, all within so many levels of the original's, is an
+image: FP16, and TF32, truncate the few percent of its values that are near a whole number to another one."""
+
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 
 
@@ -44,7 +49,9 @@ class OutputComparison:
     """The verdict on one output or on a part of one, against a tolerance."""
 
     name: str
-    relative_l2: float  # ||a - b|| / ||b|| for floats; the share of differing elements for other types
+    relative_l2: (
+        float  # ||a - b|| / ||b|| for floats and images of bytes; else the share of differing elements
+    )
     max_abs: float
     cosine: float
     finite: bool  # True if NaN and infinities are where the original has them
@@ -217,7 +224,7 @@ def _parts(
 ) -> Iterator[OutputComparison]:
     """The parts of an output in one sample, each as an output of its own."""
     if not is_float(pair.expected):
-        yield from _slices(whole, pair)
+        yield from () if _rounds_levels(pair) else _slices(whole, pair)
         return
     if kind is not None and (kind.raw or kind.logarithms or not math.isfinite(whole.tolerance)):
         kind = None
@@ -272,7 +279,7 @@ def _compared(name: str, pair: Pair, tolerance: float, note: str = "") -> Output
         note = f"shape {actual.shape}, expected {expected.shape}"
     elif is_float(expected):
         note = "; ".join(filter(None, (note, degenerate(expected))))
-    else:
+    elif not _rounds_levels(pair):
         share = float(np.mean(expected != actual)) if expected.size else 0.0
         unit = "share of differing elements"
         note = "; ".join(filter(None, (note, unit)))
@@ -281,6 +288,12 @@ def _compared(name: str, pair: Pair, tolerance: float, note: str = "") -> Output
         return OutputComparison(name, *shares, tolerance, note, unit=unit, carriers=own)
     figures = (pair.relative_l2, pair.max_abs, pair.cosine, pair.finite)
     return OutputComparison(name, *figures, tolerance, note, carriers=pair.carriers)
+
+
+def _rounds_levels(pair: Pair) -> bool:
+    """True for an image of bytes that differs by the rounding of its levels; labels differ by any number."""
+    levels = pair.expected.dtype == np.uint8 and np.count_nonzero(np.bincount(pair.expected.ravel())) > LABELS
+    return bool(levels and pair.max_abs <= ROUNDED_LEVELS)
 
 
 def worst_of_samples(rounds: Sequence[Sequence[OutputComparison]]) -> tuple[OutputComparison, ...]:
