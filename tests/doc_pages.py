@@ -13,7 +13,7 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 ELSEWHERE = {
     "docs/batch.md": "tests/house/test_batch_page.py checks the page",
     "docs/hooks.md": "tests/hooks/test_hooks_page.py runs the page",
-    "docs/library.md": "tests/jobs/test_library_page.py runs the page",
+    "docs/library.md": "tests/jobs/test_library.py runs the page",
 }
 """Pages, if there are such, that need more than the common files: their commands are parsed here."""
 

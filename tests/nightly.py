@@ -6,7 +6,6 @@ from collections.abc import Iterable
 NIGHTLY = os.environ.get("REWRITER_NIGHTLY") == "1"
 
 ALONE = (
-    "benchmarks/test_side_by_side.py",
     "hooks/test_hooks_libraries.py::TestLightning",
     "hooks/test_hooks_libraries.py::TestOptimum",
     "hooks/test_hooks_libraries.py::TestUltralytics",

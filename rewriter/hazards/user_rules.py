@@ -23,11 +23,8 @@ def rules_of_the_user(
     """The rules, held to what reports need: hazards whose kind is known.
 
     Raises:
-        UsageError: one cannot be called; or, when it runs, it yields something else than hazards.
+        UsageError: when one runs, it yields something else than hazards.
     """
-    for rule in rules:
-        if not callable(rule):
-            raise UsageError(f"it is no rule: {rule!r}", option="hazards", hint=_HINT)
     return tuple(partial(_hazards, rule) for rule in rules)
 
 

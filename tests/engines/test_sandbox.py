@@ -5,6 +5,7 @@ The faults are real: the functions below run in the child, a fork or an interpre
 
 import contextlib
 import ctypes
+import hashlib
 import os
 import pickle
 import signal
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ import numpy as np
 import onnx
 import pytest
 from graphs import graph
+from paths import ROOT
 from rich.console import Console
 from rich.progress import Progress
 
@@ -475,3 +478,24 @@ def test_a_deadline_ends_a_call_and_what_comes_after_it_runs() -> None:
         assert sandbox.call(os.getpid, doing="a call in time") != os.getpid()
     with pytest.raises(OutOfTimeError), within(start), within(start + 600.0):
         Stopwatch(lambda stage, done, total: None).report("a stage after the deadline around it")
+
+
+NAMES = ("if_loop", "local_function", "matmul_clip", "mixed_casts", "qdq")
+
+
+def digest(output: Path, name: str) -> str:
+    model = ROOT / f"models/{name}.onnx"
+    rewriter.fix(model, output, inputs=model.with_suffix(".npz"), build=False)
+    return hashlib.sha256(output.read_bytes()).hexdigest()
+
+
+@pytest.mark.skipif(not sandbox.FORKS, reason="forks are used on Linux alone")
+def test_four_threads_write_what_one_writes(tmp_path: Path) -> None:
+    """Products of each thread run in OpenBLAS's threads while the others start children."""
+    one = {name: digest(tmp_path / f"{name}.onnx", name) for name in NAMES}
+    with ThreadPoolExecutor(4) as threads:
+        runs = [
+            (name, threads.submit(digest, tmp_path / f"{name}.{number}.onnx", name))
+            for number, name in product(range(2), NAMES)
+        ]
+        assert [(name, run.result(timeout=300)) for name, run in runs] == [(n, one[n]) for n, _ in runs]

@@ -9,14 +9,17 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from graphs import graph
+from paths import ROOT
 from tables import values
 
 import rewriter
 from rewriter.base.errors import ModelError, UsageError
 from rewriter.hazards import GraphAnalysis, Hazard
 from rewriter.ir.graph import GraphEditor, display_name
+from rewriter.jobs.fix.job import Phases
 from rewriter.passes.base import Change, Context, Event, GraphPass
 from rewriter.pipeline.options import EVERY, with_flags
+from rewriter.pipeline.text import parse
 from rewriter.report import html
 
 SMALL = """
@@ -193,6 +196,13 @@ class TestRulesOfYourOwn:
         with pytest.raises(UsageError, match=r"broken.*no hazard"):
             rewriter.scan(small(), hazards=[broken])
 
+    def test_a_kind_that_reports_know_stays_and_a_rule_may_return_nothing(self) -> None:
+        def large(analysis: GraphAnalysis) -> list[Hazard]:
+            return [Hazard(analysis.nodes[0], "overflow", "it is large")]
+
+        found = rewriter.scan(small(), hazards=[large, lambda analysis: None]).findings
+        assert [f.reason for f in found if f.kind == "overflow"] == ["it is large"]
+
 
 def texts(value: object) -> Iterator[str]:
     """All texts of a result, however deep, with those of its page but for its commands."""
@@ -264,3 +274,53 @@ def test_a_result_stands_for_its_model(tmp_path: Path) -> None:
     assert rewriter.scan(done).float_nodes == 2
     with pytest.raises(ModelError, match=r"(?s)an int is no model.*pass a path"):
         rewriter.save(3, tmp_path / "y.onnx")
+
+
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+SOURCE = """
+    g (float[2,3] x) => (float[2,4] y) <float[3,4] w = {1,2,3,4,5,6,7,8,9,10,11,12}> {
+        ["/head/MatMul"] m = MatMul(x, w) y = Relu(m) }"""
+
+
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rewriter.save(graph(SOURCE), Path("model.onnx"))
+    np.savez("data.npz", x=np.ones((2, 3), np.float32))
+    blocks = BLOCK.findall((ROOT / "docs" / "library.md").read_text(encoding="utf-8"))
+    names: dict[str, Any] = {"__name__": "notebook"}
+    for block in blocks:
+        exec(compile(block, "docs/library.md", "exec", dont_inherit=True), names)
+    assert len(blocks) == 7
+    assert names["y"].shape == (2, 4)
+    assert names["checked"].passed and names["found"].first is None
+    assert names["compared"].samples[0].arrays[0].sentence == "theirs is BGR (if ours is RGB)"
+    assert names["again"].plan == names["plan"]
+    assert [n.name for n in names["named"].proto.graph.node if n.op_type == "Relu"] == ["act_1"]
+    assert any(d.rule == "user-rule" for d in names["result"].plan.decisions)
+    assert Path("fixed.onnx").is_file()
+
+
+def names(pipeline: str) -> list[list[str]]:
+    phases = Phases.of(parse(pipeline))
+    parts = (phases.structural, phases.measuring, phases.lowering)
+    return [[step.name for step in part] for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "parts"),
+    [
+        ("clean-casts,simplify", [["clean-casts", "simplify"], [], []]),
+        (
+            "simplify,rescale,clean-casts,mixed-precision,clean-casts",
+            [["simplify"], ["rescale", "clean-casts"], ["mixed-precision", "clean-casts"]],
+        ),
+    ],
+)
+def test_a_pipeline_is_split_by_stages(pipeline: str, parts: list[list[str]]) -> None:
+    assert names(pipeline) == parts
+
+
+def test_a_pass_before_one_that_it_follows_is_refused() -> None:
+    with pytest.raises(UsageError, match="mixed-precision has to follow rescale"):
+        rewriter.fix("no such file.onnx", passes="mixed-precision,rescale")
