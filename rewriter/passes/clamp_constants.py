@@ -22,20 +22,13 @@ class ClampConstants(GraphPass):
     Users met it as NaN in an FP16 engine (NVIDIA/TensorRT#2466).
 
     A constant becomes -16384 = -2^14 if Softmax is all that it reaches: through Add, Where, a product
-    with an integer mask, and operators that only move values. The reasons for -16384:
+    with an integer mask (of 0 and 1), and operators that only move values. Masked entries stay exactly 0 for
+    scores within +-8140: FP32's exp is 0 below -103.98 = ln(2^-150). The sum of mask and score is finite in
+    FP16 for scores within +-49000, and within half of its range, the plan's head-room, above -16368.
 
-    - Masked entries stay exactly 0. Softmax computes exp(x - max), and FP32's exp is 0 below
-      -103.98 = ln(2^-150). Results change only if the scores of one row differ by 16384 - 104 or more.
-      Scores within +-8140 never do; trained models have far smaller scores.
-    - The sum of mask and score is finite in FP16 for scores within +-49000. It stays within half of
-      FP16's range, the plan's head-room, for scores above -16368. Two such masks may be added up.
-    - It is a power of two: exact in FP16 and BF16, and so are its products with 0 and 1.
-
-    A row that is masked as a whole has no open score that dominates it. With Where, such a row stays
-    uniform. With Add it was uniform (FLT_MAX absorbs every score) or NaN (infinity); it becomes the
-    Softmax of the masked scores. Models do not use such rows. In a constant mask they can be seen, and the
-    pass declines. For a computed mask the report says that the change relies on their absence.
-    Integer masks are assumed to hold 0 and 1.
+    A row that is masked as a whole by Add was uniform (FLT_MAX absorbs every score) or NaN (infinity). It
+    becomes the Softmax of the masked scores. Models do not use such rows; for a computed mask the report says
+    that the change relies on their absence.
 
     Declines:
         - a constant that reaches a graph output or an operator that is not part of masking

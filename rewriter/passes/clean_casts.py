@@ -21,18 +21,12 @@ _MOVING = VIEWS - {"Identity", "Concat", "Split"}
 class CleanCasts(GraphPass):
     """Exporters write many Casts that change nothing (166 of 191 in one Swin), and they hide patterns.
 
-    Removed are:
-
-    - a Cast to the type that its input already has;
-    - a widening Cast whose consumer is another Cast (f16-f32-f16, f32-f64-f32, int32-int64-float);
-    - the second Cast of one tensor to one type;
-    - the Cast of a constant, which is converted once: rounded to nearest even, its sign kept.
+    Removed are Casts to the type of their input, widening Casts before another Cast (f16-f32-f16,
+    int32-int64-float), and second Casts of one tensor to one type. Constants are converted once. Casts that
+    round on the way (f32-f16-f32) or truncate (float-int-float) stay, without a report.
 
     TensorRT only casts UINT8, and moves none. So the Cast of an image's bytes moves before their Transpose,
     Slice or other view, and the Cast of a result to bytes moves behind its views and its Pad.
-
-    Casts that round on the way (f32-f16-f32, int64-f32-int64) change values, and Casts that truncate
-    (float-int-float) are arithmetic. Both stay, without a report.
 
     Declines:
         - a Cast whose input and output are both inputs or outputs of the graph

@@ -30,15 +30,12 @@ class ConvtransposeToDepthToSpace(WeightPass):
     overlap at a place. So its result is a stride-1 product of m elements with s * channels columns, which are
     rearranged: a sub-pixel convolution (Shi et al. 2016, arXiv 1609.05158).
 
-    - **One axis** (audio): a MatMul of m shifted copies, and its bias as an Add, which can have an FP32
-      epilogue. On an H200 twelve shapes took 0.03 to 0.94 of their time, at 0.8 to 1 of their error: the
-      inverse STFT of a vocoder (1026 channels to 1, kernel 1024, stride 256) 20 us instead of 659.
-    - **Two axes** (images): a Conv and DepthToSpace, where the result has few channels, which the kernels of
-      a ConvTranspose are not made for: 0.15 to 0.5 of their time (docs/accuracy.md#convtransposes). With
-      16 channels and more the gain is small, or none. An FP16 Conv sums in FP16, where deep sums are
-      inaccurate, so they are skipped. In FP32 the sums are the same.
-    - **Three axes** (volumes), where no windows overlap: a MatMul, as for one axis. On an H200 six shapes
-      took 0.06 to 0.13 of their time: 48 channels to 24, from 32 to 64 voxels, 30 us instead of 246.
+    - **One axis** (audio): a MatMul of m shifted copies, and its bias as an Add. On an H200 twelve shapes
+      took 0.03 to 0.94 of their time, at 0.8 to 1 of their error: the inverse STFT of a vocoder 20 us
+      instead of 659.
+    - **Two axes** (images): a Conv and DepthToSpace, where the result has few channels: 0.15 to 0.5 of their
+      time (docs/accuracy.md#convtransposes). Deep sums are skipped: an FP16 Conv sums in FP16.
+    - **Three axes** (volumes), where no windows overlap: a MatMul. Six took 0.06 to 0.13 of their time.
 
     Skipped without a report: images of 8 channels and more or deeper sums, strides of images that differ
     along the axes, strides of 1, more than 4 windows over a place of one axis, volumes whose windows overlap,

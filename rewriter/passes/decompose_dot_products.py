@@ -22,10 +22,9 @@ LARGEST = 4_000_000
 class DecomposeDotProducts(WeightPass):
     """A classifier's last product rounds its input and its result: Mul and ReduceSum round neither.
 
-    With one row there is nothing for Tensor Cores to do: the product takes as long as reading its weight. As
-    Mul and ReduceSum, `mixed-precision{epilogues=all}` keeps it in FP32 with the pooling before it, and it
-    does not use TF32 either. A ResNet-50 becomes more accurate and no slower
-    (docs/accuracy.md#nets-of-convs). The weight stays FP32, which needs twice the memory of FP16.
+    With one row it takes as long as reading its weight, on Tensor Cores or not. As Mul and ReduceSum it stays
+    FP32 with the pooling before it, without TF32: a ResNet-50 becomes more accurate and no slower
+    (docs/accuracy.md#nets-of-convs). The weight needs twice the memory.
 
     Skipped without a report: products whose result is no output, computed weights, more than one row, and
     weights of more than 4 million elements.

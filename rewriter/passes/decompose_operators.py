@@ -23,13 +23,11 @@ from rewriter.runtime.engines.onnxruntime import Session
 class DecomposeOperators(ModelPass):
     """ONNX Runtime's optimizer and Olive write com.microsoft operators, which TensorRT's parser refuses.
 
-    What the parser takes by name has no ONNX schema, and would keep its types. Each is written as ONNX
-    Runtime's documentation of its contributed operators defines it. The scale of an
-    attention moves before its first product, where FP16 has room for it. A DFT of constant length is a
-    product by a matrix of cosines and sines. ONNX's Attention is written out where it caps its scores, has
-    past keys, several outputs, a causal mask beside another, or sizes without a kernel. A Resize with
-    antialias or half_pixel_symmetric, of constant size, is a product by a constant matrix along each axis. A
-    Softmax or an ArgMax of a vector gets a second axis, without which the parser refuses it.
+    Each is written as ONNX Runtime documents it, with the scale of an attention before its first product,
+    where FP16 has room for it. A DFT of constant length is a product by a matrix of cosines and sines. ONNX's
+    Attention is written out where it caps its scores, has past keys, several outputs, a causal mask beside
+    another, or sizes without a kernel. A Resize with antialias or half_pixel_symmetric, of constant size, is
+    a product by a constant matrix along each axis. A Softmax or an ArgMax of a vector gets a second axis.
 
     Declines:
         - ONNX's Attention, of heads of unknown number or width, with a window, or with lengths of a cache

@@ -31,10 +31,9 @@ _FLOAT32_INTEGERS = 2**24  # up to this bound, float32 holds every integer
 class DemoteFloat64(ModelPass):
     """TensorRT has no float64 arithmetic, and one torch.linspace can turn a hundred tensors into it.
 
-    Tensors that depend on float64 constants, Casts, random numbers and the like become float32, and so does
-    what crosses the border of If, Loop and Scan. Inputs and outputs of the model keep their type, with one
-    Cast at the border. Some arithmetic decides shapes and positions and stays float64: what ends in an
-    integer (Cast), in the bounds of a Range or in the scales of a Resize, in whichever graph it does so.
+    Inputs and outputs of the model keep their type, with one Cast at the border. Some arithmetic decides
+    shapes and positions and stays float64: what ends in an integer (Cast), in the bounds of a Range or in the
+    scales of a Resize, in whichever graph it does so.
 
     Declines:
         - a constant that float32 cannot hold, and the nodes that it reaches, in subgraphs and from there on,

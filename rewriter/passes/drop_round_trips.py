@@ -15,9 +15,7 @@ class DropRoundTrips(GraphPass):
     """TensorRT-RTX 1.6.1 returns garbage for an FP32 product that is cast to FP16 and directly back.
 
     Where the kernel of a MatMul, Gemm or Conv ends with the two Casts, it writes FP16 and its consumer reads
-    FP32 (docs/engines.md#casts-to-fp16-and-back). Without the Casts the result is right, and one rounding
-    closer to the FP32 model. Casts that imitate FP16 on purpose are removed here, too; everywhere else
-    `clean-casts` keeps them.
+    FP32 (docs/engines.md#casts-to-fp16-and-back). Casts that imitate FP16 on purpose are removed here, too.
 
     It follows `rewriter probe`: it removes the Casts where the target was wrong and keeps them where it was
     right. Without probe results it removes them for TensorRT-RTX, and for TensorRT of an unknown version.

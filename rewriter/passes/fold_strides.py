@@ -26,16 +26,13 @@ LEAST_WINDOW = 7
 class FoldStrides(WeightPass):
     """The space-to-depth stem: TensorRT-RTX has no good kernel for a strided Conv of 3 or 4 channels.
 
-    A Conv of stride s reads the image in steps of s x s pixels. The pass makes the pixels of each such block
-    channels (Reshape, Transpose, Reshape: C becomes C * s * s). Over blocks it is a Conv of stride 1, its
-    weight padded with zeros to whole blocks. ResNet's and SegFormer's stems need about half the time and
-    are more accurate (docs/accuracy.md#stems-with-a-stride).
+    The pixels of each block of s x s become channels (Reshape, Transpose, Reshape). Over blocks it is a Conv
+    of stride 1, its weight padded with zeros to whole blocks. ResNet's and SegFormer's stems need about half
+    the time and are more accurate (docs/accuracy.md#stems-with-a-stride).
 
-    With stride s, first padding p and window k: y(i) = sum over u of w[u] x[s i + u - p]. Put f = (-p) mod s
-    zeros before w and write u + f = s q + r: y(i) = sum over q and r of w[s q + r - f] x[s j + r], where
-    j = i + q - (p + f) / s. That is a Conv of ceil((k + f) / s) blocks with padding (p + f) / s. Channels are
-    ordered (channel, row in the block, column in the block). The sums only gain zeros, and the result has the
-    same size.
+    With first padding p and window k: y(i) = sum over u of w[u] x[s i + u - p]. Put f = (-p) mod s zeros
+    before w and write u + f = s q + r: y(i) = sum over q and r of w[s q + r - f] x[s j + r], where
+    j = i + q - (p + f) / s. That is a Conv of ceil((k + f) / s) blocks with padding (p + f) / s.
 
     Skipped without a report: Convs of more than 4 channels, smaller windows, windows that do not overlap (see
     `unfold-patches`), strides other than 2 and 4, Convs of one or three axes, computed weights.

@@ -16,9 +16,8 @@ class FuseLayerNorm(GraphPass):
     """The squares inside a decomposed LayerNorm overflow FP16; the operator computes in FP32 inside.
 
     A variance as E[x^2] - E[x]^2, which Flax and Keras 3 write, becomes the operator, too: that subtracts
-    the mean first, so that no digits cancel. Axis, epsilon, scale and bias are kept exactly; a missing scale
-    becomes ones. Sums in another order move x - mean by 2^-24 |mean|, which matters only where |mean| is far
-    larger than the deviation (docs/accuracy.md#decomposed-norms).
+    the mean first, so that no digits cancel. Sums in another order move x - mean by 2^-24 |mean|, which
+    matters only where |mean| is far larger than the deviation (docs/accuracy.md#decomposed-norms).
 
     Declines:
         - a norm with an inner tensor that is used elsewhere or is a graph output

@@ -18,11 +18,10 @@ class IsolateClip(GraphPass):
     """Some TensorRT releases fuse a Clip into the Conv or MatMul before it and lose a bound.
 
     TensorRT#3938 (Conv+Clip, 10.0.1 on L4) and TensorRT#4606 (MatMul-Add-Clip, 10.12 and 10.13) give wrong
-    FP32 results. TensorRT makes a Clip with constant bounds an activation layer, which it fuses. Max and Min
-    become elementwise layers, which it does not fuse. They cost nothing that could be measured
-    (docs/engines.md#clip-after-a-product). TensorRT-RTX reads Max with 0 and Min as that Clip again, and
-    loses the bound where a Mul or another operator follows in one kernel: there, Relu and Min are right.
-    A Relu that is multiplied loses its product's bias there, and becomes a Max.
+    FP32 results. Max and Min are not fused, at no measurable cost (docs/engines.md#clip-after-a-product).
+    TensorRT-RTX reads Max with 0 and Min as that Clip again, and loses the bound where a Mul or another
+    operator follows in one kernel: there, Relu and Min are right. A Relu that is multiplied loses its
+    product's bias there, and becomes a Max.
 
     It follows `rewriter probe`: it rewrites where the target was wrong and not where it was right. Without
     probe results it rewrites for TensorRT of an unknown version, or of one with the defect.

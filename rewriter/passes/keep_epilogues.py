@@ -20,16 +20,11 @@ MOST_AXES = 8  # TensorRT's Dims::MAX_DIMS
 class KeepEpilogues(GraphPass):
     """TensorRT-RTX may move the operators after a matrix product into the kernel of their consumer.
 
-    The product then has no epilogue, and sums in FP16. A norm takes the operators where it reads an FP32 sum
-    itself, or where it is the sum's only consumer (the norms after BERT's sums, the last norm of every
-    transformer). A Transpose takes them where it is their only consumer (SegFormer's, before its depthwise
-    Convs). With a view between the two, the product's kernel computes them, with as many kernels as before.
-    Three layers of a BERT have a quarter of the error and are faster
+    The product then has no epilogue, and sums in FP16. With a view between the two, its own kernel computes
+    them, with as many kernels as before. So every LayerNormalization, RMSNormalization and Transpose whose
+    input is computed elementwise from a MatMul or Gemm gets an Unsqueeze of the first axis before it and a
+    Squeeze after it. Three layers of a BERT have a quarter of the error and are faster
     (docs/accuracy.md#norms-and-transposes).
-
-    Every LayerNormalization, RMSNormalization and Transpose whose input is computed elementwise from a
-    MatMul or Gemm gets an Unsqueeze of the first axis before it and a Squeeze after it.
-    `mixed-precision{epilogues=all}` then keeps the norms in FP32.
 
     A Transpose after a Conv of a series gets them, too, where a residual stream begins. TensorRT computes
     that Conv as one of an image, and its view would stay in all sums of the stream, whose norms then take

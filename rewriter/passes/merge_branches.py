@@ -27,12 +27,8 @@ class MergeBranches(WeightPass):
     and weights and biases are added instead of results: fewer multiplications on every target, and one
     rounding instead of three (docs/accuracy.md#parallel-convs).
 
-    The merged Conv has the window of the largest branch. Window a holds window b if, along each axis, the
-    first element of b is an element of a (their first paddings differ by a multiple of a's dilation) and b
-    ends inside a. Strides and groups are equal, and dilations where b has several elements.
-
-    The pass merges the operands of Add and Sum, and Adds in a row from the first: Add(Add(a, b), c) becomes
-    one Conv. It runs after `simplify`, which folds BatchNormalizations into their Convs.
+    Window a holds window b if, along each axis, the first element of b is an element of a (their first
+    paddings differ by a multiple of a's dilation) and b ends inside a. Add(Add(a, b), c) becomes one Conv.
 
     Skipped without a report: sums with an operand that is no Conv of the same tensor, computed weights. So an
     identity beside the Convs (RepVGG's third branch) stays: FP16 holds less of 1 + w than of w.

@@ -34,10 +34,9 @@ class MergeConvGroups(WeightPass):
 
     It was measured with TensorRT-RTX: Convs for a release of TensorRT itself stay.
 
-    Skipped without a report: depthwise Convs, which have kernels of their own; pointwise Convs; Convs of one
-    or three axes; results with another number of channels; groups that cannot be joined to a number of
-    channels from `width` to 128 that is a multiple of `step`; more than 8 channels in a group where the
-    Conv has a stride, sizes are unknown, or the work is above 2^27 multiplications; computed weights.
+    Skipped without a report: depthwise and pointwise Convs; Convs of one or three axes; results with another
+    number of channels; groups that cannot be joined to `width` to 128 channels; more than 8 channels in a
+    group where the Conv has a stride, sizes are unknown, or the work is above 2^27 multiplications.
 
     Options:
         width: Fewest channels of a group that has a fast kernel.

@@ -31,22 +31,15 @@ class MergeProjections(WeightPass):
 
     As one product with one bias they can have an FP32 epilogue (`mixed-precision{epilogues=all}`), and the
     kernel sums in FP32. Q, K and V then have a fifth of the error at the same speed
-    (docs/accuracy.md#products-of-one-tensor). Without an FP32 bias, one product is as inaccurate as three.
-
-    A group is all MatMul and Gemm nodes of one graph that multiply one tensor by a constant 2-D weight. It
-    becomes MatMul, Add and Split; the results keep their names. A constant bias that is a product's only
-    consumer becomes a part of the one bias. Without any bias zeros are added: the epilogue needs an Add.
+    (docs/accuracy.md#products-of-one-tensor). Without any bias zeros are added: the epilogue needs an Add.
 
     If every result only goes through a Reshape to [batch, length, heads, size] with one size, a single
     Reshape comes before the Split, and the Split counts heads. TensorRT then moves Q, K and V in one kernel
-    instead of three. A Mul by one number before such a Reshape moves after it, which is bit-equal. Computed
-    Reshape targets need shape inference that knows them. In all other cases, and where --keep-fp32 or
-    --keep-fp32-op names a node that would be removed or moved, the Split counts columns.
+    instead of three. A Mul by one number before such a Reshape moves after it. In all other cases, and where
+    the user keeps a node that would be removed or moved, the Split counts columns.
 
-    All results are computed together and live until their last consumer. If every layer projects one state (a
-    decoder's cross-attention, a time embedding), the results of all layers do. Members share one range and
-    one exponent of `rescale`. So the pass runs after `rescale`, which can save one member that overflows, and
-    before `mixed-precision`, which keeps all of them in FP32 if one cannot be saved.
+    The results share one range and one exponent. So the pass runs after `rescale`, which can save one that
+    overflows, and before `mixed-precision`, which keeps all of them in FP32 if one cannot be saved.
 
     Without an FP32 epilogue, only heads of short sequences gain: 4 to 8 % of five drawn networks of 64 to 196
     tokens on an H200. With 470 tokens, or where the Split counts columns, the move costs 2 to 3 %

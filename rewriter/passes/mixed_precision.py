@@ -20,17 +20,15 @@ from rewriter.passes.base import Change, Context, Event, Exactness, ModelPass, R
 class MixedPrecision(ModelPass):
     """TensorRT 11 has no weak typing any more: the types in the ONNX file are the types that run.
 
-    The pass applies a plan. Every float tensor gets its type, FP32 islands get Casts on their border only,
-    and initializers are converted once, with their sign. Integer and shape arithmetic stays unchanged.
-    Scales and roi of Resize stay FP32. If, Loop and Scan keep one type across their border. Inputs and
-    outputs keep their types unless the plan changes them. Casts between float types in the given model are
-    dissolved: each tensor has one stored type, and one Cast of it serves all consumers that read another.
+    The pass applies a plan. FP32 islands get Casts on their border only, and initializers are converted once,
+    with their sign. Scales and roi of Resize stay FP32. If, Loop and Scan keep one type across their border.
+    Casts between float types in the given model are dissolved: each tensor has one stored type, and one Cast
+    of it serves all consumers that read another.
 
     Options:
         epilogues: What the plan keeps in FP32 so that TensorRT sums FP16 matrix products in FP32: nothing;
             with `own`, bias and activation in the product's kernel, at no cost; with `all`, sums with other
             tensors, norms and attention's Softmax, too, which costs latency on some (docs/accuracy.md).
-            A given plan decides this itself. In BF16, products are summed in FP32 anyway.
         rounding: Of weights: each to its nearest number; with `unbiased`, a few to their other neighbour, so
             that each output of a product keeps its mean over the samples (docs/accuracy.md#weights).
 

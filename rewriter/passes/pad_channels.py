@@ -44,20 +44,16 @@ class PadChannels(GraphPass):
     columns of zeros (docs/accuracy.md#channels). An added channel is finite and only meets zeros, so all
     other channels keep their values. The new weights stay in memory until they are lowered.
 
-    Channels go from a Conv of one group through activations, poolings, sums and products, depthwise Convs,
-    BatchNormalizations, Concats and Resizes.
-
-    Skipped without a report: numbers of channels up to `least`, quantised or computed weights.
-
     Above `largest` memory decides: an EfficientNet of 16 images lost 5 % by this pass and two others. A
     Concat that other parts have aligned, as 94 channels of motion and 2 of flow in RAFT, is left aligned:
     with 290 channels in place of 288 it took 2.3 times as long (benchmarks/README.md#deployed-sizes).
 
+    Skipped without a report: numbers of channels up to `least`, quantised or computed weights.
+
     Options:
         step: Numbers of channels become multiples of this.
         least: Numbers of channels up to this one stay: 3x3 Convs of 32 channels are slower than of 24.
-        largest: Most elements of a tensor that gets channels, in the first sample; 0 for any. 16 images of
-            28 x 28 with 80 channels were measured.
+        largest: Most elements of a tensor that gets channels, in the first sample; 0 for any.
 
     Declines:
         - channels that any other operator reads, or that are graph outputs

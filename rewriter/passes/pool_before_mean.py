@@ -22,9 +22,8 @@ LEAST_ELEMENTS = 16 * 576 * 18 * 18
 class PoolBeforeMean(GraphPass):
     """Squeeze and excitation reads the mean of each channel, and TensorRT's sum over large images is slow.
 
-    The mean of an image is the mean over means of windows of one size. An AveragePool before it leaves few
-    elements: on an H200 EfficientNet-B3 took 2,259 us for 16 images instead of 2,790
-    (docs/accuracy.md#means-of-images). Small images gain nothing, and pay for one kernel more.
+    An AveragePool of windows of one size before it leaves few elements: on an H200 EfficientNet-B3 took
+    2,259 us for 16 images instead of 2,790 (docs/accuracy.md#means-of-images). Small images gain nothing.
 
     Skipped without a report: means over other axes than height and width, and images of few channels or
     less than `least` elements.

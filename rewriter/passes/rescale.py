@@ -32,11 +32,7 @@ class Rescale(ModelPass):
 
     Tensors that overflow are multiplied by a power of two, 2^k, and their consumers take the factor back.
     Weights, biases and tables absorb the factors, and the epsilon of a norm is scaled with the square of its
-    input. No operator is added, and none needs FP32 for it. The exponents are chosen so that few tensors stay
-    out of range, few lose bits among the subnormal numbers, and few constants are edited.
-    docs/rescaling.md has the rule of each operator.
-
-    Decomposed norms stay as they are and compute in FP32; only the tensors around them count.
+    input. No operator is added. docs/rescaling.md has the rule of each operator, and how k is chosen.
 
     The pass needs ranges measured on real data (`fix --inputs`). Without ranges it only looks at constants.
     Only FP32 tensors are scaled.

@@ -23,12 +23,11 @@ class ScaleQuery(GraphPass):
     MatMul(q, k) * s becomes MatMul(q * s, k), so that the sums inside the MatMul are as small as the score.
     NVIDIA requires the scale before the product for fused attention ("Fused Attention" in TensorRT's
     documentation), and Ultralytics moved its own there (ultralytics/ultralytics#24990). `rescale` removes
-    the overflow as well, but needs ranges of real data and constants around Q; without them the products
-    of the scores would stay in FP32. On drawn networks without overflow, the pass changed no latency.
+    the overflow as well, but needs ranges of real data and constants around Q.
 
     The scale must be constant and below 1. Its score must feed a Softmax: directly, through Add or Where, or
     through operators that only move values. If s is a power of two, the result is bit-equal (except for
-    subnormal numbers). Otherwise each element of Q is rounded once more and each score once less.
+    subnormal numbers).
 
     Declines:
         - a factor of 1 or more

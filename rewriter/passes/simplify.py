@@ -67,15 +67,13 @@ class Simplify(ModelPass):
     """Exporters write shape arithmetic, Identity and Cast nodes that only depend on constants.
 
     onnxsim computes what is constant, folds BatchNormalization into the Conv before it, and removes nodes
-    without effect. It gets the graph without weights, except for those that a constant chain or a
-    BatchNormalization needs. Nodes that it keeps keep their names and metadata, weights that it keeps keep
-    their arrays, and dynamic axes stay dynamic. Quantised weights stay quantised, and rounding detours
-    (float32 - float16 - float32) of computed tensors stay. In a model that is mixed already, an Add of zeros
-    stays, too: TensorRT may sum the product before it in FP32 because of it.
+    without effect. Nodes that it keeps keep names and metadata, weights that it keeps keep their arrays,
+    and dynamic axes stay dynamic. Quantised weights stay quantised, and rounding detours (float32 - float16 -
+    float32) of computed tensors stay. In a model that is mixed already, an Add of zeros stays, too: TensorRT
+    may sum the product before it in FP32 because of it.
 
-    Expands to the very target of the Reshape before them are removed, too: TensorFlow's BroadcastTo becomes
-    such a pair, and hides norms. So are Wheres with a constant condition, which JAX writes in a variance.
-    Weights that a BatchNormalization in training mode standardises become constants.
+    Removed, too, are Expands to the target of the Reshape before them (TensorFlow's BroadcastTo) and Wheres
+    with a constant condition (JAX). Weights that a BatchNormalization standardises become constants.
 
     Declines:
         - an install without onnxsim, such as the light one

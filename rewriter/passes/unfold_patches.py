@@ -28,15 +28,12 @@ class UnfoldPatches(WeightPass):
     (`mixed-precision{epilogues=all}`). A ViT-S needs 20 % less time. With more input channels the Conv is
     about as fast or faster (docs/accuracy.md#patches).
 
-    Patches hold their elements in the order of the weight: channel, then position in the window. If a
-    Transpose, or a Reshape and a Transpose, bring the result to [N, L, O] or to channels last next, they are
-    removed: the product has that layout already. Otherwise a Transpose (and Reshape) restores the layout of
-    Conv. Without a bias, zeros are added: the epilogue needs an Add.
+    If a Transpose, or a Reshape and a Transpose, bring the result to [N, L, O] or to channels last next, they
+    are removed: the product has that layout already. Without a bias, zeros are added.
 
-    A pointwise Conv is faster than a MatMul, but not on an image of one pixel: the two Convs of
-    squeeze-and-excitation after a global pooling need 0.4 to 0.9 of their time as products of one row
-    (docs/accuracy.md#patches). For several images that is not known: an EfficientNet of 16 lost 5 % by this
-    pass and two others (benchmarks/README.md#deployed-sizes).
+    On an image of one pixel, the two Convs of squeeze-and-excitation need 0.4 to 0.9 of their time as
+    products of one row (docs/accuracy.md#patches). For several images that is not known: an EfficientNet of
+    16 lost 5 % by this pass and two others (benchmarks/README.md#deployed-sizes).
 
     Skipped without a report: Convs of more channels, windows that overlap or leave gaps, computed weights,
     and other windows of one element.

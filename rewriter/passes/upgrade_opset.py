@@ -21,10 +21,8 @@ class UpgradeOpset(ModelPass):
 
     The adapters of onnx.version_converter convert every node whose operator changed on the way, in
     subgraphs, too. Where those adapters change results, they are corrected (Resize 10, RoiAlign 15, FP16 Clip
-    and Pad), or the node is refused (Hardmax 12, GroupNormalization 20). Everything else stays: names,
-    metadata, plugins, weights.
-    Model-local functions are inlined first, because the types inside them depend on the call. Initializers
-    that IR 3 lists as inputs are removed from the inputs.
+    and Pad), or the node is refused (Hardmax 12, GroupNormalization 20). Everything else stays.
+    Model-local functions are inlined first, because the types inside them depend on the call.
 
     If it declines, the model stays unchanged.
 

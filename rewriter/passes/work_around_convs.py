@@ -16,12 +16,10 @@ from rewriter.target.quirks import affected, may_be_repaired_by, of_chains
 class WorkAroundConvs(GraphPass):
     """TensorRT-RTX computes some Convs wrongly, or crashes at them; a small change gives them another kernel.
 
-    A pointwise FP16 Conv without a bias is wrong everywhere if all heads made of it meet the same keys, as in
-    MobileNetV5, or from the second image on if images have one element, as at the end of MobileNetV3. The
-    build crashes at a gated one of a series. A bias of zeros cures all three at no cost. A Conv that writes
-    into the larger image of a Pad or Concat shears it, in FP32, too: between Unsqueeze and Squeeze, the Pad
-    or Concat is a kernel by itself. A Relu or Tanh of an FP32 image times another tensor is lost; with zeros
-    added to the product, in the same kernel, it is computed (docs/engines.md#convs).
+    A bias of zeros cures pointwise FP16 Convs that are wrong without one, as in MobileNetV5 and at the end of
+    MobileNetV3, or at which the build crashes. A Conv that writes into the larger image of a Pad or Concat
+    shears it, in FP32, too: between Unsqueeze and Squeeze, the Pad or Concat is a kernel by itself. A Relu or
+    Tanh of an FP32 image times another tensor is lost, but not with zeros added (docs/engines.md#convs).
 
     It follows `rewriter probe`: it acts where the target was wrong and not where it was right. Without probe
     results it acts for releases with the defect.
