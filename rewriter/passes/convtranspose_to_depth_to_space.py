@@ -132,48 +132,42 @@ class _SubPixel(Replacement):
         taps, (begin, end) = self.taps, self.cut
         sizes = zip(taps, self.windows.strides, self.windows.kernel, end, strict=True)
         ends = [tap * step - k + more for tap, step, k, more in sizes]
-        cut = any((*begin, *ends))
-        result = self.tensor("whole") if cut else self.node.output[0]
-        (self._conv if len(taps) == 2 else self._product)(result)
-        if cut:
+        images = len(taps) == 2
+        text, whole = self._conv() if images else self._product()
+        if any((*begin, *ends)):
             last = [-size if size else np.iinfo(np.int64).max for size in ends]
-            values = {"starts": begin, "ends": map(int, last), "axes": range(2, 2 + len(taps))}
-            bounds = [self.graph.add_ints(f"{result}/{name}", *ints) for name, ints in values.items()]
-            self.add("Slice", [result, *bounds], self.node.output[0])
-        self.graph.remove(self.node, keep=self.node.output)
-        how = "a Conv and DepthToSpace" if len(taps) == 2 else "a product and a Transpose"
+            whole = f"Slice({whole}, {begin}, {last}, {[*range(2, 2 + len(taps))]})"
+        tensors = {"x": self.node.input[0], "w": self._weight(), "b": self._bias()}
+        self.replace_by(f"{text} y0 = {whole}", **tensors)
+        how = "a Conv and DepthToSpace" if images else "a product and a Transpose"
         return Change(display_name(self.node), f"{how}: {self.places} places for each element")
 
-    def _product(self, result: str) -> None:
-        """Computes [N, O, places] from [N, C, elements]; row u of the product has elements u, u - 1, ..."""
+    def _product(self) -> tuple[str, str]:
+        """[N, O, places] from [N, C, elements]; row u of the product has elements u, u - 1, ..."""
         (most, *_), strides, out = self.taps, self.windows.strides, self.windows.out
-        axes, data = len(strides), self.node.input[0]
-        rows = self.add("Transpose", [data], self.tensor("rows"), perm=[0, *range(2, 2 + axes), 1])
+        axes, text = len(strides), ""
+        rows = f"Transpose<perm = {[0, *range(2, 2 + axes), 1]}>(x)"
         if most > 1:
-            shifted = []
-            for tap in range(most):
-                pads = self.graph.add_ints(f"{rows}/pads", 0, tap, 0, 0, most - 1 - tap, 0)
-                shifted.append(self.add("Pad", [rows, pads], self.tensor("shifted"), f"{self.name}/Pad{tap}"))
-            rows = self.add("Concat", shifted, self.tensor("windows"), axis=2)
-        product = self.add("MatMul", [rows, self._weight()], self.tensor("product"), self.name)
-        summed = self.add("Add", [product, self._bias()], self.tensor("sums"))
-        split = self.graph.add_ints(f"{summed}/shape", *[0] * (1 + axes), out, *strides)
-        parts = self.add("Reshape", [summed, split], self.tensor("places"), f"{self.name}/Split")
+            text = f"rows = {rows} "
+            shifted = (f"Pad(rows, {[0, tap, 0, 0, most - 1 - tap, 0]})" for tap in range(most))
+            rows = f"Concat<axis = 2>({', '.join(shifted)})"
         perm = [0, 1 + axes, *(axis + step for axis in range(1, 1 + axes) for step in (0, 1 + axes))]
-        turned = self.add("Transpose", [parts], self.tensor("turned"), f"{self.name}/Turn", perm=perm)
         sizes = [-1]  # one axis may be of any size
         if axes > 1:
             sizes = [size * step for size, step in zip(self.windows.known, strides, strict=True)]
-        self.reshape(turned, (out, *sizes), result)
+        parts = f"Reshape(Add(product, b), {[*[0] * (1 + axes), out, *strides]})"
+        whole = f"Reshape(Transpose<perm = {perm}>({parts}), {[0, out, *sizes]})"
+        return f"{text} product = MatMul({rows}, w) ", whole
 
-    def _conv(self, result: str) -> None:
-        """Computes [N, O, H * s, W * s]; channels are ordered (channel, row, column): the mode CRD."""
-        inputs, taps = [self.node.input[0], self._weight()], self.taps
-        if optional_input(self.node, 2):
-            inputs.append(self._bias())
-        pads = [tap - 1 for tap in taps] * 2
-        channels = self.add("Conv", inputs, self.tensor("channels"), self.name, kernel_shape=taps, pads=pads)
-        self.add("DepthToSpace", [channels], result, blocksize=self.windows.strides[0], mode="CRD")
+    def _conv(self) -> tuple[str, str]:
+        """[N, O, H * s, W * s]; channels are ordered (channel, row, column): the mode CRD."""
+        inputs = "x, w, b" if optional_input(self.node, 2) else "x, w"
+        window = f"kernel_shape = {self.taps}, pads = {[tap - 1 for tap in self.taps] * 2}"
+        step = self.windows.strides[0]
+        return (
+            f"product = Conv<{window}>({inputs}) ",
+            f'DepthToSpace<blocksize = {step}, mode = "CRD">(product)',
+        )
 
     def _weight(self) -> str:
         """Of a product [taps * C, O * places]; of a Conv [O * places, C, taps, taps], the taps reversed."""

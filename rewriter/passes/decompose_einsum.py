@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from string import ascii_lowercase
 
-import numpy as np
 from onnx import NodeProto
 
 from rewriter.ir.graph import GraphEditor, attribute, display_name, is_op
@@ -130,12 +129,20 @@ def _decompose(graph: GraphEditor, node: NodeProto, product: Product) -> str | N
     target = _target(sizes, batch, product.rows + product.columns) if any(needed) else None
     if any(need and to is None for need, to in zip((*needed, any(needed)), (*flat, target), strict=True)):
         return "the sizes of the axes to be merged are not known"
-    new, labels = Replacement(graph, node), (product.left, product.right)
-    operands = [
-        _ordered(new, name, _perm(axes, order), to)
-        for name, axes, order, to in zip(node.input, labels, orders, flat, strict=True)
-    ]
-    _multiply(new, operands, target, _perm(result, product.output))
+    operands, tensors = list[str](), dict[str, str]()
+    for name, labels, order, to in zip(node.input, (product.left, product.right), orders, flat, strict=True):
+        perm, operand = _perm(labels, order), f"operand{len(operands)}"
+        value = graph.constant(name)
+        if value is not None and (perm != sorted(perm) or to is not None):  # reordered in advance
+            turned = value.transpose(perm)
+            whole = [turned.shape[i] if size == 0 else size for i, size in enumerate(to or turned.shape)]
+            tensors[operand] = graph.add_constant(f"{name}/product", turned.reshape(whole), like=name)
+            operands.append(operand)
+        else:
+            tensors[operand] = name
+            operands.append(_shaped(_moved(operand, perm), to))
+    text = _shaped(f"MatMul({operands[0]}, {operands[1]})", target)
+    Replacement(graph, node).replace_by(f"y0 = {_moved(text, _perm(result, product.output))}", **tensors)
     return None
 
 
@@ -162,33 +169,9 @@ def _perm(labels: str, wanted: str) -> list[int]:
     return [labels.index(letter) for letter in wanted]
 
 
-def _ordered(new: Replacement, name: str, perm: list[int], target: list[int] | None) -> str:
-    """An operand with its axes in order, and merged to `target`; a constant is reordered in advance."""
-    graph, moves = new.graph, perm != sorted(perm)
-    value = graph.constant(name)
-    if value is not None and (moves or target is not None):
-        turned = np.ascontiguousarray(value.transpose(perm))
-        whole = [turned.shape[i] if size == 0 else size for i, size in enumerate(target or turned.shape)]
-        return graph.add_constant(f"{name}/product", turned.reshape(whole), like=name)
-    if moves:
-        ordered = graph.tensor(f"{name}/ordered", dtype=graph.dtype(name))
-        name = new.add("Transpose", [name], ordered, f"{ordered}/Transpose", perm=perm)
-    if target is None:
-        return name
-    merged = graph.tensor(f"{name}/merged", dtype=graph.dtype(name))
-    return new.add("Reshape", [name, graph.add_ints(f"{name}/target", *target)], merged, f"{merged}/Reshape")
+def _moved(text: str, perm: list[int]) -> str:
+    return text if perm == sorted(perm) else f"Transpose<perm = {perm}>({text})"
 
 
-def _multiply(new: Replacement, operands: list[str], target: list[int] | None, perm: list[int]) -> None:
-    """Adds the MatMul, and the nodes that bring its axes into the order of the result."""
-    graph, end, moves = new.graph, new.node.output[0], perm != sorted(perm)
-    dtype = graph.dtype(end)
-    product = graph.tensor(f"{end}/product", dtype=dtype) if moves or target is not None else end
-    new.add("MatMul", operands, product, f"{product}/MatMul")
-    if target is not None:
-        shaped = graph.tensor(f"{end}/split", dtype=dtype) if moves else end
-        sizes = graph.add_ints(f"{end}/target", *target)
-        product = new.add("Reshape", [product, sizes], shaped, f"{shaped}/Reshape")
-    if moves:
-        new.add("Transpose", [product], end, f"{end}/Transpose", perm=perm)
-    graph.remove(new.node, keep=new.node.output)
+def _shaped(text: str, target: list[int] | None) -> str:
+    return text if target is None else f"Reshape({text}, {target})"

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper, parser
+from onnx import NodeProto, TensorProto, parser
 
 from rewriter.base.text import count as counted
 from rewriter.ir.graph import GraphEditor, attribute, display_name, is_op, open_graphs
+from rewriter.ir.graph.weights import Replacement
 from rewriter.ir.model import Array, Model, load, walk_graphs
 from rewriter.ir.model.tensors import FLOATS
 from rewriter.ir.patterns.masks import FP16_MAX
@@ -71,15 +72,14 @@ def _round(graph: GraphEditor) -> Iterator[Event]:
             if isinstance(text, Refusal):
                 yield text
             elif text:
-                yield Change(display_name(node), f"{node.op_type} became {counted(call.write(text), 'node')}")
+                number = counted(call.replace_by(text, **call.names), "node")
+                yield Change(display_name(node), f"{node.op_type} became {number}")
 
 
 @dataclass(frozen=True)
-class _Call:
-    """A node that a definition replaces: its inputs, attributes and new constants, as the text names them."""
+class _Call(Replacement):
+    """A node that a definition replaces: its inputs and attributes, as the text names them."""
 
-    graph: GraphEditor
-    node: NodeProto
     names: dict[str, str] = field(default_factory=dict)
 
     def __getitem__(self, index: int) -> str:
@@ -93,14 +93,6 @@ class _Call:
 
     def get(self, name: str, default: Any = None) -> Any:
         return attribute(self.node, name, default)
-
-    def number(self, value: float) -> str:
-        """A constant of the type of the first input."""
-        base = f"{self.node.output[0]}/{value:.4g}"
-        return self.named(self.graph.add_constant(base, value, self.node.input[0]))
-
-    def ints(self, *values: int) -> str:
-        return self.named(self.graph.add_ints(f"{self.node.output[0]}/sizes", *values))
 
     def named(self, tensor: str) -> str:
         """A name for a tensor that no text has."""
@@ -120,23 +112,6 @@ class _Call:
 
     def refusal(self, reason: str) -> Refusal:
         return Refusal(display_name(self.node), f"{self.node.op_type} stays: {reason}")
-
-    def write(self, text: str) -> int:
-        """Replaces the node by the nodes of a text, and returns their number; `y0` is its first output."""
-        function = f'<domain: "d", opset_import: ["" : 17]> f () => (y0) {{ {text} }}'
-        out, node = self.node.output, self.node
-        names = self.names | {f"y{index}": name for index, name in enumerate(out) if name}
-        nodes = parser.parse_function(function).node
-        for new in nodes:
-            for name in new.output:
-                names.setdefault(name, self.graph.fresh(f"{out[0]}/{name}"))
-            fields = {item.name: helper.get_attribute_value(item) for item in new.attribute}
-            inputs, outputs = ([names[n] for n in ends] for ends in (new.input, new.output))
-            title = display_name(node) if new.output[0] == "y0" else ""
-            made = self.graph.make(new.op_type, inputs, outputs, name=title, **fields)
-            self.graph.insert(made, before=node)
-        self.graph.remove(node, keep=out)
-        return len(nodes)
 
 
 HEADS = (16, 256)
@@ -174,25 +149,22 @@ def _of_one_axis(call: _Call) -> str:
         return ""
     names = [name for name in ("keepdims", "select_last_index") if call.get(name) is not None]
     fields = ", ".join(["axis = 1", *(f"{name} = {call.get(name)}" for name in names)])
-    return f"""row = Unsqueeze({call[0]}, {call.ints(0)})  out = {call.node.op_type}<{fields}>(row)
-        y0 = Squeeze(out, {call.ints(0)})"""
+    return f"y0 = Squeeze({call.node.op_type}<{fields}>(Unsqueeze({call[0]}, [0])), [0])"
 
 
 def _bias_gelu(call: _Call) -> str:
-    return f"""x = Add({call[0]}, {call[1]})  a = Mul(x, {call.number(math.sqrt(0.5))})  e = Erf(a)
-        o = Add(e, {call.number(1)})  h = Mul(x, {call.number(0.5)})  y0 = Mul(h, o)"""
+    return f"""x = Add({call[0]}, {call[1]})
+        y0 = Mul(Mul(x, 0.5), Add(Erf(Mul(x, {math.sqrt(0.5)})), 1.0))"""
 
 
 def _fast_gelu(call: _Call) -> str:
     x, biased = (call[0], "") if not call.has(1) else ("x", f"x = Add({call[0]}, {call[1]}) ")
-    return f"""{biased} q = Mul({x}, {x})  c = Mul(q, {call.number(0.044715)})  i = Add(c, {call.number(1)})
-        j = Mul({x}, i)  a = Mul(j, {call.number(math.sqrt(2 / math.pi))})  t = Tanh(a)
-        o = Add(t, {call.number(1)})  h = Mul({x}, {call.number(0.5)})  y0 = Mul(h, o)"""
+    inner = f"Mul(Mul({x}, Add(Mul(Mul({x}, {x}), 0.044715), 1.0)), {math.sqrt(2 / math.pi)})"
+    return f"{biased} y0 = Mul(Mul({x}, 0.5), Add(Tanh({inner}), 1.0))"
 
 
 def _quick_gelu(call: _Call) -> str:
-    slope = call.number(call.get("alpha", 1.702))
-    return f"a = Mul({call[0]}, {slope})  s = Sigmoid(a)  y0 = Mul({call[0]}, s)"
+    return f"y0 = Mul({call[0]}, Sigmoid(Mul({call[0]}, {call.get('alpha', 1.702)})))"
 
 
 def _skip_norm(call: _Call) -> str | Refusal:
@@ -201,32 +173,29 @@ def _skip_norm(call: _Call) -> str | Refusal:
         return call.refusal("its mean or deviation is an output")
     rms, epsilon = call.node.op_type == "SkipSimplifiedLayerNormalization", call.get("epsilon", 1e-12)
     x, bias = "y3" if call.hands_out(3) else "x", 3 if rms else 4
-    text = f"{x} = Add({call[0]}, {call[1]}) "
-    if call.has(bias):
-        text = f"r = Add({call[0]}, {call[1]})  {x} = Add(r, {call[bias]}) "
+    total = f"Add({call[0]}, {call[1]})"
+    text = f"{x} = Add({total}, {call[bias]}) " if call.has(bias) else f"{x} = {total} "
     if not rms:
         beta = f", {call[3]}" if call.has(3) else ""
         return f"{text} y0 = LayerNormalization<axis = -1, epsilon = {epsilon:.9e}>({x}, {call[2]}{beta})"
-    mean = f"ReduceMean(q, {call.ints(-1)})" if call.graph.model.opset >= 18 else "ReduceMean<axes = [-1]>(q)"
-    return f"""{text} q = Mul({x}, {x})  m = {mean}  e = Add(m, {call.number(epsilon)})
-        d = Sqrt(e)  n = Div({x}, d)  y0 = Mul(n, {call[2]})"""
+    squares = f"ReduceMean(Mul({x}, {x}), [-1])"
+    if call.graph.model.opset < 18:
+        squares = f"ReduceMean<axes = [-1]>(Mul({x}, {x}))"
+    return f"{text} y0 = Mul(Div({x}, Sqrt(Add({squares}, {epsilon:.9e}))), {call[2]})"
 
 
 def _fused_matmul(call: _Call) -> str | Refusal:
     if call.get("transBatchA", 0) or call.get("transBatchB", 0):
         return call.refusal("it transposes a batch")
-    text, sides, alpha = "", [call[0], call[1]], call.get("alpha", 1.0)
+    sides, alpha = [call[0], call[1]], call.get("alpha", 1.0)
     for index, side in enumerate("AB"):
         if call.get(f"trans{side}", 0):
             rank = call.graph.rank(call.node.input[index])
             if rank is None or rank < 2:
                 return call.refusal(f"the axes of {call.node.input[index]} are not known")
-            perm = [*range(rank - 2), rank - 1, rank - 2]
-            text += f"t{side} = Transpose<perm = {perm}>({sides[index]}) "
-            sides[index] = f"t{side}"
-    if alpha == 1:
-        return f"{text} y0 = MatMul({sides[0]}, {sides[1]})"
-    return f"{text} p = MatMul({sides[0]}, {sides[1]})  y0 = Mul(p, {call.number(alpha)})"
+            sides[index] = f"Transpose<perm = {[*range(rank - 2), rank - 1, rank - 2]}>({sides[index]})"
+    product = f"MatMul({sides[0]}, {sides[1]})"
+    return f"y0 = {product}" if alpha == 1 else f"y0 = Mul({product}, {float(alpha)})"
 
 
 def _multi_head_attention(call: _Call) -> str | Refusal:
@@ -240,9 +209,8 @@ def _multi_head_attention(call: _Call) -> str | Refusal:
         widths = [call.width(0), call.width(1), call.width(2)]
         if not all(widths):
             return call.refusal("the widths of its bias are not known")
-        text = f"b0, b1, b2 = Split<axis = 0>({call[3]}, {call.ints(*widths)}) "
-        text += " ".join(f"i{n} = Add({tensor}, b{n})" for n, tensor in enumerate(heads))
-        heads = ["i0", "i1", "i2"]
+        text = f"b0, b1, b2 = Split<axis = 0>({call[3]}, {widths}) "
+        heads = [f"Add({tensor}, b{n})" for n, tensor in enumerate(heads)]
     return _attention(call, text, heads, call.width(0), mask=4, bias=5)
 
 
@@ -250,10 +218,9 @@ def _packed_attention(call: _Call) -> str | Refusal:
     width = call.width(1) // 3
     if not width or call.get("qkv_hidden_sizes") or call.get("do_rotary", 0) or call.has(4):
         return call.refusal("its weight is not one of three equal parts, or it reads past keys")
-    product = "p" if call.has(2) else "q"
-    text = f"{product} = MatMul({call[0]}, {call[1]}) "
-    text += f"q = Add(p, {call[2]}) " if call.has(2) else ""
-    text += f"i0, i1, i2 = Split<axis = -1>(q, {call.ints(width, width, width)}) "
+    product = f"MatMul({call[0]}, {call[1]})"
+    product = f"Add({product}, {call[2]})" if call.has(2) else product
+    text = f"i0, i1, i2 = Split<axis = -1>({product}, {[width] * 3}) "
     return _attention(call, text, ["i0", "i1", "i2"], width, mask=3, bias=5)
 
 
@@ -285,9 +252,9 @@ def _dft(call: _Call) -> str | Refusal:
     zeros, perm = [0] * (rank - 2), list(range(rank))
     perm.insert(rank - 2, perm.pop(at))
     back = [perm.index(axis) for axis in range(rank)]
-    return f"""t = Transpose<perm = {perm}>({call[0]})  f = Reshape(t, {call.ints(*zeros, len(parts))})
-        p = MatMul(f, {weight})  s = Reshape(p, {call.ints(*zeros, len(frequencies), len(sides))})
-        y0 = Transpose<perm = {back}>(s)"""
+    rows = f"Reshape(Transpose<perm = {perm}>({call[0]}), {[*zeros, len(parts)]})"
+    product = f"Reshape(MatMul({rows}, {weight}), {[*zeros, len(frequencies), len(sides)]})"
+    return f"y0 = Transpose<perm = {back}>({product})"
 
 
 def _resize(call: _Call) -> str | Refusal:
@@ -299,17 +266,15 @@ def _resize(call: _Call) -> str | Refusal:
         return call.refusal("it resizes other axes than the last two")
     if call.get("keep_aspect_ratio_policy", "stretch") != "stretch":
         return call.refusal("it keeps the ratio of its sizes")
-    text, last = "", call[0]
+    last = call[0]
     for axis in resized:
         columns = _resizing_matrix(call, axis, len(before), before[axis], after[axis])
         if columns is None:
             return call.refusal("its sizes or scales are not constant")
         left, base = axis == len(before) - 2, f"{node.output[0]}/axis{axis}"
         name = call.named(graph.add_constant(base, columns.T if left else columns, node.input[0]))
-        out = "y0" if axis == resized[-1] else "h"
-        text += f"{out} = MatMul({name}, {last}) " if left else f"{out} = MatMul({last}, {name}) "
-        last = out
-    return text
+        last = f"MatMul({name}, {last})" if left else f"MatMul({last}, {name})"
+    return f"y0 = {last}"
 
 
 def _resizing_matrix(call: _Call, axis: int, rank: int, size: object, out: object) -> Array | None:
@@ -370,15 +335,22 @@ def _onnx_attention(call: _Call) -> str | Refusal:
     if reason := _stays(call, heads):
         return call.refusal(reason)
     text, (query, key, value) = _operands(call, heads)
-    scale = call.number(call.get("scale", 0.0) or heads.widths[0] ** -0.5)
-    text += f"q = Mul({query}, {scale})  k = Transpose<perm = [0, 1, 3, 2]>({key})  s = MatMul(q, k) "
-    text += _weights(call)
+    scale = call.get("scale", 0.0) or heads.widths[0] ** -0.5
+    text += f"s = MatMul(Mul({query}, {scale}), Transpose<perm = [0, 1, 3, 2]>({key})) w = {_weights(call)} "
     if call.hands_out(3):
         text += f"y3 = Identity({'w' if call.get('qk_matmul_output_mode', 0) else 's'}) "
-    if not heads.flat:
-        return f"{text} y0 = MatMul(w, {value})"
-    return f"""{text} o = MatMul(w, {value})  ot = Transpose<perm = [0, 2, 1, 3]>(o)
-        y0 = Reshape(ot, {call.ints(0, 0, -1)})"""
+    result = f"MatMul(w, {value})"
+    return f"{text} y0 = {_merged(result) if heads.flat else result}"
+
+
+def _merged(heads: str) -> str:
+    """Heads of [batch, heads, length, size] beside each other."""
+    return f"Reshape(Transpose<perm = [0, 2, 1, 3]>({heads}), [0, 0, -1])"
+
+
+def _cut(tensor: str, heads: int, *perm: int) -> str:
+    """Heads of [batch, length, width], whose axes are then in the order `perm`."""
+    return f"Transpose<perm = {[*perm]}>(Reshape({tensor}, {[0, 0, heads, -1]}))"
 
 
 def _stays(call: _Call, heads: _Heads) -> str:
@@ -406,9 +378,8 @@ def _operands(call: _Call, heads: _Heads) -> tuple[str, list[str]]:
     text, names = "", [call[0], call[1], call[2]]
     if heads.flat:
         for index, count in enumerate((heads.queries, heads.shared, heads.shared)):
-            text += f"f{index} = Reshape({names[index]}, {call.ints(0, 0, count, -1)}) "
+            text += f"h{index} = {_cut(names[index], count, 0, 2, 1, 3)} "
             names[index] = f"h{index}"
-            text += f"h{index} = Transpose<perm = [0, 2, 1, 3]>(f{index}) "
     for index in (1, 2):
         if call.has(4, 5) or call.hands_out(1, 2):
             join = f"Concat<axis = 2>({call[index + 3]}, " if call.has(4, 5) else "Identity("
@@ -416,23 +387,17 @@ def _operands(call: _Call, heads: _Heads) -> tuple[str, list[str]]:
         if index == 1 and call.get("is_causal", 0):
             text += _causal(call, names[0], names[1])
         if (times := heads.queries // heads.shared) > 1:
-            text += f"""u{index} = Unsqueeze({names[index]}, {call.ints(2)})
-                e{index} = Expand(u{index}, {call.ints(1, 1, times, 1, 1)})
-                g{index} = Reshape(e{index}, {call.ints(0, heads.queries, -1, heads.widths[index])}) """
-            names[index] = f"g{index}"
+            repeated = f"Expand(Unsqueeze({names[index]}, [2]), {[1, 1, times, 1, 1]})"
+            names[index] = f"Reshape({repeated}, {[0, heads.queries, -1, heads.widths[index]]})"
     return text, names
 
 
 def _causal(call: _Call, query: str, key: str) -> str:
     """Text that computes which keys each query may read, all past ones included: bool [queries, keys]."""
-    past, last = "", "iq"
-    if call.has(4):
-        past, last = f"lp = Shape<start = 2, end = 3>({call[4]})  last = Add(iq, lp) ", "last"
-    both = f"allowed = And(causal, {call[3]}) " if _boolean(call) else "allowed = Identity(causal) "
-    return f"""lq = Shape<start = 2, end = 3>({query})  lk = Shape<start = 2, end = 3>({key})
-        zero = Constant<value_int = 0>()  one = Constant<value_int = 1>()
-        nq = Squeeze(lq)  iq = Range(zero, nq, one)  nk = Squeeze(lk)  ik = Range(zero, nk, one) {past}
-        row = Unsqueeze({last}, {call.ints(1)})  causal = LessOrEqual(ik, row) {both}"""
+    query, key = (f"Range(0, Squeeze(Shape<start = 2, end = 3>({name})), 1)" for name in (query, key))
+    last = f"Add({query}, Shape<start = 2, end = 3>({call[4]}))" if call.has(4) else query
+    causal = f"LessOrEqual({key}, Unsqueeze({last}, [1]))"
+    return f"allowed = And({causal}, {call[3]}) " if _boolean(call) else f"allowed = {causal} "
 
 
 def _boolean(call: _Call) -> bool:
@@ -440,22 +405,19 @@ def _boolean(call: _Call) -> bool:
 
 
 def _weights(call: _Call) -> str:
-    """Text from the scores to their Softmax: the cap comes before the masks."""
-    text, scores, masked = "", "s", _boolean(call)
+    """The Softmax of the scores: the cap comes before the masks."""
+    scores, masked = "s", _boolean(call)
     if cap := call.get("softcap", 0.0):
-        text += f"d = Div(s, {call.number(cap)})  t = Tanh(d)  c = Mul(t, {call.number(cap)}) "
-        scores = "c"
+        scores = f"Mul(Tanh(Div(s, {cap})), {cap})"
     if call.has(3) and not masked:
-        text, scores = f"{text} m = Add({scores}, {call[3]}) ", "m"
+        scores = f"Add({scores}, {call[3]})"
     allowed = "allowed" if call.get("is_causal", 0) else call[3] if masked else ""
     if allowed:
         half = call.graph.dtype(call.node.input[0]) == TensorProto.FLOAT16
-        text += f"a = Where({allowed}, {scores}, {call.number(-FP16_MAX if half else LOWEST)}) "
-        scores = "a"
-    if not masked:
-        return f"{text} w = Softmax<axis = -1>({scores}) "
+        scores = f"Where({allowed}, {scores}, {-FP16_MAX if half else LOWEST})"
+    weights = f"Softmax<axis = -1>({scores})"
     # the weights of a row that is masked as a whole are 0
-    return f"{text} r = Softmax<axis = -1>({scores})  w = Where({allowed}, r, {call.number(0)}) "
+    return f"Where({allowed}, {weights}, 0.0)" if masked else weights
 
 
 def _attention(call: _Call, text: str, heads: list[str], width: int, mask: int, bias: int) -> str | Refusal:
@@ -468,22 +430,17 @@ def _attention(call: _Call, text: str, heads: list[str], width: int, mask: int, 
     if call.hands_out(1, 2, 3):
         return call.refusal("its keys and values are outputs")
     scale = call.get("scale", 0.0) or (width // count) ** -0.5
-    split = call.ints(0, 0, count, -1)
-    for letter, tensor, perm in zip("qkv", heads, ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]), strict=True):
-        text += f"{letter}r = Reshape({tensor}, {split})  {letter}t = Transpose<perm = {perm}>({letter}r) "
-    text += f"qs = Mul(qt, {call.number(scale)})  s = MatMul(qs, kt) "
-    scores = "s"
+    query, key, value = heads
+    scores = f"MatMul(Mul({_cut(query, count, 0, 2, 1, 3)}, {scale}), {_cut(key, count, 0, 2, 3, 1)})"
     if call.has(bias):
-        text, scores = f"{text} sb = Add(s, {call[bias]}) ", "sb"
+        scores = f"Add({scores}, {call[bias]})"
     if call.has(mask):
         if call.graph.rank(call.node.input[mask]) != 2 or call.graph.dtype(call.node.input[mask]) in FLOATS:
             return call.refusal("its mask is no [batch, keys]")
-        shut = call.number(call.get("mask_filter_value", -10000.0))
-        text += f"""mo = Cast<to = 9>({call[mask]})  mw = Where(mo, {call.number(0)}, {shut})
-            mu = Unsqueeze(mw, {call.ints(1, 2)})  sm = Add({scores}, mu) """
-        scores = "sm"
-    return f"""{text} w = Softmax<axis = -1>({scores})  o = MatMul(w, vt)
-        ot = Transpose<perm = [0, 2, 1, 3]>(o)  y0 = Reshape(ot, {call.ints(0, 0, -1)})"""
+        shut = float(call.get("mask_filter_value", -10000.0))
+        scores = f"Add({scores}, Unsqueeze(Where(Cast<to = 9>({call[mask]}), 0.0, {shut}), [1, 2]))"
+    weighted = f"MatMul(Softmax<axis = -1>({scores}), {_cut(value, count, 0, 2, 1, 3)})"
+    return f"{text} y0 = {_merged(weighted)}"
 
 
 DEFINITIONS: dict[str, _Definition] = {

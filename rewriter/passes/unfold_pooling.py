@@ -10,7 +10,7 @@ from rewriter.ir.graph.weights import Replacement
 from rewriter.ir.plan import NodePatterns
 from rewriter.passes.base import Change, Context, Event, Exactness, GraphPass, Requires, refused
 
-AXES = (3, 5)
+AXES = [3, 5]
 """Of the elements of a window, once the height and width are split."""
 
 
@@ -67,17 +67,12 @@ def _reason_against(node: NodeProto, sizes: list[int], kept: NodePatterns) -> st
 
 
 def _write(new: Replacement, sizes: list[int], kernel: list[int]) -> Change:
-    graph, image, out = new.graph, new.node.input[0], new.node.output[0]
     counts = [size // step for size, step in zip(sizes, kernel, strict=True)]
     ends = [number * step for number, step in zip(counts, kernel, strict=True)]
-    if ends != sizes:  # an AveragePool drops the remainder
-        bounds = {"starts": (0, 0), "ends": ends, "axes": (2, 3)}
-        inputs = [image, *(graph.add_ints(f"{out}/{name}", *values) for name, values in bounds.items())]
-        image = new.add("Slice", inputs, new.tensor("whole"))
-    split = (1, counts[0], kernel[0], counts[1], kernel[1])
-    windows = new.reshape(image, split, new.tensor("windows"))
-    if graph.model.opset >= 18:
-        new.finish("ReduceMean", [windows, graph.add_ints(f"{out}/axes", *AXES)], new.name, keepdims=0)
-    else:
-        new.finish("ReduceMean", [windows], new.name, axes=AXES, keepdims=0)
+    whole = "x" if ends == sizes else f"Slice(x, [0, 0], {ends}, [2, 3])"  # it drops the remainder
+    windows = f"Reshape({whole}, {[0, 1, counts[0], kernel[0], counts[1], kernel[1]]})"
+    mean = f"ReduceMean<axes = {AXES}, keepdims = 0>({windows})"
+    if new.graph.model.opset >= 18:
+        mean = f"ReduceMean<keepdims = 0>({windows}, {AXES})"
+    new.replace_by(f"y0 = {mean}", x=new.node.input[0])
     return Change(display_name(new.node), f"a mean over windows of {kernel[0]} x {kernel[1]}")

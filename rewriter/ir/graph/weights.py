@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto, NodeProto
+from onnx import GraphProto, NodeProto, helper, parser
 
 from rewriter.ir.graph.editor import GraphEditor
 from rewriter.ir.graph.match import optional_input, produced, walk_up
-from rewriter.ir.graph.nodes import attribute, display_name
+from rewriter.ir.graph.node_list import spelled_out
+from rewriter.ir.graph.nodes import attribute, constant_value, display_name
 from rewriter.ir.graph.view import GraphView
 from rewriter.ir.model import Array
 from rewriter.ir.model.schemas import EXCHANGEABLE
@@ -122,3 +123,31 @@ class Replacement:
     def reshape(self, tensor: str, sizes: Sequence[int], out: str) -> str:
         """Adds a Reshape of all axes after the batch, whose size is copied (0)."""
         return self.add("Reshape", [tensor, self.graph.add_ints(f"{out}/shape", 0, *sizes)], out)
+
+    def replace_by(self, text: str, **tensors: str) -> int:
+        """Replaces the node by those of a text, as of `spelled_out`, and returns their number.
+
+        It reads `tensors`, and writes the outputs `y0`, `y1`... Its floats have the type of the first input.
+        The node that writes `product`, or else `y0`, takes over the name.
+        """
+        function = f'<domain: "d", opset_import: ["" : 17]> f () => (y0) {{ {spelled_out(text)} }}'
+        out, number, titled = self.node.output, 0, "product" if "product = " in text else "y0"
+        tensors |= {f"y{index}": name for index, name in enumerate(out) if name}
+        for new in parser.parse_function(function).node:
+            value = constant_value(new) if new.op_type == "Constant" else None
+            if value is not None:
+                floats = value.dtype == np.float32
+                base = f"{out[0]}/{f'{float(value):.4g}' if floats else 'sizes'}"
+                like = self.node.input[0] if floats else ""
+                tensors[new.output[0]] = self.graph.add_constant(base, value, like)
+                continue
+            for name in new.output:
+                base = new.op_type if name.startswith("nested_") else name
+                tensors.setdefault(name, self.graph.fresh(f"{out[0]}/{base}"))
+            fields = {item.name: helper.get_attribute_value(item) for item in new.attribute}
+            ends = ([tensors[n] for n in names] for names in (new.input, new.output))
+            title = self.name if new.output[0] == titled else ""
+            self.graph.insert(self.graph.make(new.op_type, *ends, name=title, **fields), before=self.node)
+            number += 1
+        self.graph.remove(self.node, keep=out)
+        return number
