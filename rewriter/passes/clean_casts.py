@@ -4,12 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeGuard
 
-import numpy as np
-from onnx import NodeProto, TensorProto, helper
+from onnx import NodeProto, TensorProto
 
 from rewriter.ir.graph import GraphEditor, attribute, display_name, is_op
 from rewriter.ir.graph.ops import VIEWS
-from rewriter.ir.model import Array
 from rewriter.ir.model.schemas import INTEGERS, KNOWN, SIGNIFICAND, embeds
 from rewriter.passes.base import Change, Context, Event, GraphPass, Refusal
 
@@ -22,15 +20,14 @@ class CleanCasts(GraphPass):
     """Exporters write many Casts that change nothing (166 of 191 in one Swin), and they hide patterns.
 
     Removed are Casts to the type of their input, widening Casts before another Cast (f16-f32-f16,
-    int32-int64-float), and second Casts of one tensor to one type. Constants are converted once. Casts that
-    round on the way (f32-f16-f32) or truncate (float-int-float) stay, without a report.
+    int32-int64-float), and second Casts of one tensor to one type. Casts that round on the way (f32-f16-f32)
+    or truncate (float-int-float) stay, without a report. `simplify` folds Casts of constants.
 
     TensorRT only casts UINT8, and moves none. So the Cast of an image's bytes moves before their Transpose,
     Slice or other view, and the Cast of a result to bytes moves behind its views and its Pad.
 
     Declines:
         - a Cast whose input and output are both inputs or outputs of the graph
-        - a constant with values that the new type cannot hold
         - a view of UINT8 that something else reads than one Cast
     """
 
@@ -51,8 +48,7 @@ class CleanCasts(GraphPass):
                 to = int(attribute(cast, "to"))
                 yield from _lift(graph, cast, to)
                 yield from _shorten(graph, cast, to)
-                event = _drop(graph, cast, to) or _fold(graph, cast, to) or _share(graph, cast, to, first)
-                if event is not None:
+                if (event := _drop(graph, cast, to) or _share(graph, cast, to, first)) is not None:
                     yield event
         for node in graph.nodes:
             if _is_cast(node) and attribute(node, "to") == TensorProto.UINT8:
@@ -147,35 +143,6 @@ def _drop(graph: GraphEditor, cast: NodeProto, to: int) -> Event | None:
         graph.replace_all_uses_with(result, source)
     graph.remove(cast)
     return Change(display_name(cast), f"a Cast of {_names(to)} to itself")
-
-
-def _fold(graph: GraphEditor, cast: NodeProto, to: int) -> Event | None:
-    """Converts a constant of this graph once."""
-    source, result = cast.input[0], cast.output[0]
-    value = graph.constant(source)
-    local = graph.is_initializer(source) or graph.producer(source) is not None
-    if value is None or not local or graph.dtype(source) not in KNOWN or to not in KNOWN:
-        return None
-    if graph.is_output(result):
-        return Refusal(display_name(cast), f"{result} is an output: a constant cannot take its place")
-    converted = _convert(value, int(graph.dtype(source) or 0), to)
-    if converted is None:
-        reason = f"values of {source} do not fit {_names(to)}: the result is not defined"
-        return Refusal(display_name(cast), reason)
-    graph.replace_all_uses_with(result, graph.add_constant(result, converted))
-    graph.remove(cast)
-    return Change(display_name(cast), f"constant {source} became {_names(to)}")
-
-
-def _convert(value: Array, start: int, to: int) -> Array | None:
-    """Converts `value`, rounded to nearest even; None where ONNX does not define the result."""
-    if start in SIGNIFICAND and to in INTEGERS and to != TensorProto.BOOL and value.size:
-        wide = np.trunc(value.astype(np.float64))
-        sign, bits = INTEGERS[to]
-        if not bool(np.all((wide >= -sign * 2.0**bits) & (wide < 2.0**bits))):
-            return None
-    with np.errstate(over="ignore"):  # values beyond the range become infinite, as at run time
-        return value.astype(helper.tensor_dtype_to_np_dtype(to))
 
 
 def _share(
