@@ -8,7 +8,7 @@ from onnx import NodeProto
 from rewriter.base.errors import Severity
 from rewriter.hazards.analysis import GraphAnalysis, Hazard
 from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL
-from rewriter.hazards.small_values import MEAN_RATIO, steep_operand
+from rewriter.hazards.small_values import steep_operand
 from rewriter.ir.graph import display_name
 from rewriter.ir.graph.match import is_only_divisor
 from rewriter.ir.graph.ops import VIEWS
@@ -17,6 +17,10 @@ from rewriter.ir.plan import HEADROOM, Evidence, NormHazard, Range
 
 FP16_DIVISOR = 2.0**-20
 """Smallest accepted divisor: a subnormal number that FP16 holds to 5 bits, and never as zero."""
+
+MEAN_RATIO = 8.0
+"""Largest accepted ratio of a tensor to its deviation from the mean. Rounding the mean, by 2^-12 at most,
+then shifts the normalised values by less than 2^-9 of their size."""
 
 
 def unfused_norm(analysis: GraphAnalysis) -> Iterator[Hazard]:

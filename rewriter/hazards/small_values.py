@@ -158,10 +158,6 @@ def _degree(analysis: GraphAnalysis, tensor: str, known: dict[str, float | None]
     return known[name]
 
 
-MEAN_RATIO = 8.0
-"""Largest accepted ratio of a tensor to its deviation from the mean. Rounding the mean, by 2^-12 at most,
-then shifts the normalised values by less than 2^-9 of their size."""
-
 SMALL_ROOT = 2.0**8 * FP16_FLUSH**0.5
 """Mean of a root below which flushed values show: their roots, up to sqrt(2^-25), are then 2^-8 of it."""
 
@@ -258,27 +254,6 @@ def _moves_inputs(analysis: GraphAnalysis, node: NodeProto) -> bool:
     """True for arithmetic without a layer, which FP32 makes of an input as exactly as the original does."""
     moves = (CHEAP | VALUE_PRESERVING) - ops.SOFTMAX - ops.CONTROL_FLOW
     return node.op_type in moves or mixes_coordinates(analysis, node)
-
-
-def exponential_differences(analysis: GraphAnalysis) -> Iterator[Hazard]:
-    """exp(x) - 1 or 1 - exp(x) of small x: FP16 rounds exp(x), which is nearly 1. JAX writes Elu so."""
-    for node in analysis.nodes if analysis.is_fp16 else ():
-        exponential = _less_one(analysis, node)
-        result = analysis.range(node.output[0])
-        if exponential is not None and result is not None and 0 < result.mean_abs < 1 / MEAN_RATIO:
-            reason = f"{display_name(node)} leaves {result.mean_abs:.3g} on average of an exponential near 1"
-            for inner in (exponential, node):
-                yield analysis.hazard(inner, "cancellation", reason, node.output[0], about=display_name(node))
-
-
-def _less_one(analysis: GraphAnalysis, node: NodeProto) -> NodeProto | None:
-    """The Exp of a difference between an exponential and one; None for other nodes."""
-    one = {"Sub": 1.0, "Add": -1.0}.get(node.op_type)
-    for tensor, constant in (node.input, reversed(node.input)) if one else ():
-        exponential = analysis.producer(tensor)
-        if exponential is not None and exponential.op_type == "Exp" and analysis.scalar(constant) == one:
-            return exponential
-    return None
 
 
 _PRODUCTS = PRODUCTS | {"Einsum"}

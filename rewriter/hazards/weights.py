@@ -10,14 +10,12 @@ from rewriter.base.errors import Severity
 from rewriter.hazards.analysis import GraphAnalysis, Hazard
 from rewriter.hazards.magnitude import FP16_FLUSH, largest
 from rewriter.ir.graph import attribute, display_name
-from rewriter.ir.graph.ops import CHEAP, INEQUALITIES, PRODUCTS, SOFTMAX, TENSOR_CORE
+from rewriter.ir.graph.ops import CHEAP, INEQUALITIES, SOFTMAX, TENSOR_CORE
 from rewriter.ir.model import Array
 from rewriter.ir.patterns.masks import Use, extreme, huge_uses, obstacle
 
 WEIGHT_ERROR = 1e-3
 """Relative L2 error of rounded weights; normal numbers lose 2^-11 = 4.9e-4 at most."""
-
-BANK_ERROR = 1e-2  # relative L2 error of one filter's rounded weights
 
 BOUNDS = INEQUALITIES | {"Clip", "Min", "Max"}
 """Operators in which an infinite constant has the effect of a huge one."""
@@ -61,37 +59,6 @@ def _rounding_error(analysis: GraphAnalysis, tensor: str, value: Array) -> float
     finite = value[np.isfinite(value)].astype(np.float64)
     norm = float(np.linalg.norm(finite))
     return float(np.linalg.norm(finite - finite.astype(np.float16))) / norm if norm else 0.0
-
-
-def filter_banks(analysis: GraphAnalysis) -> Iterator[Hazard]:
-    """Products by a bank of filters with one that FP16 holds with few bits: its band is lost.
-
-    Such weights are positive and mostly zero. `weights` misses it: it judges a weight as a whole, where the
-    other filters of a bank dominate.
-    """
-    for node in analysis.nodes if analysis.is_fp16 else ():
-        for index, tensor in enumerate(node.input[:2] if node.op_type in TENSOR_CORE else ()):
-            measured = analysis.range(tensor)
-            value = analysis.constant(tensor) if measured is None or measured.low >= 0 else None
-            error = _worst_filter(node, index, value) if value is not None else 0.0
-            if error > BANK_ERROR:
-                reason = f"{tensor} is a bank of filters; FP16 would round one by {error:.1%}"
-                yield analysis.hazard(node, "weights", reason, tensor)
-
-
-def _worst_filter(node: NodeProto, index: int, value: Array) -> float:
-    """The largest relative L2 error of a filter in FP16; 0 for weights that are no bank."""
-    if value.ndim < 2 or value.size < 64 or value.dtype != np.float32:
-        return 0.0
-    zeros = value.size - np.count_nonzero(value)
-    if not value.min() >= 0 or 2 * zeros < value.size:  # no bank: half of one is zero, and none is negative
-        return 0.0
-    columns = node.op_type in PRODUCTS and index == 1
-    filters = value.reshape(-1, value.shape[-1]).T if columns else value.reshape(value.shape[0], -1)
-    exact = filters.astype(np.float64)
-    lost = np.linalg.norm(exact - exact.astype(np.float16), axis=1)
-    norms = np.linalg.norm(exact, axis=1)
-    return float(np.max(lost / np.where(norms, norms, 1.0), initial=0.0))
 
 
 def batch_statistics(analysis: GraphAnalysis) -> Iterator[Hazard]:

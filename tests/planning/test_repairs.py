@@ -36,8 +36,6 @@ def normal(scale: float, *shape: int) -> Array:
 
 RNG = np.random.default_rng(1)
 SIGNS = np.where(np.arange(4096) < 2048, 10.0, -10.0).astype(np.float32)[:, None]
-BANK = np.kron(np.eye(4, dtype=np.float32), np.full((4, 1), 0.3, np.float32)) * [1, 1, 1, 3e-7]
-"""Four bands of four bins each; no other bin counts."""
 FILTERS = normal(0.5, 64)
 
 CASES = graphs.cases("planning/repairs.txt")
@@ -89,8 +87,7 @@ def error_in_fp16(expected: Mapping[str, Array], source: Model, feeds: Mapping[s
 
 @pytest.mark.parametrize(("text", "rule", "plain", "data"), CASES)
 def test_found_and_repaired(text: str, rule: str, plain: str, data: str) -> None:
-    for name, constant in (("FILTERS", FILTERS), ("BANK", BANK)):
-        text = text.replace(name, ", ".join(f"{value:.6g}" for value in constant.reshape(-1)))
+    text = text.replace("FILTERS", ", ".join(f"{value:.6g}" for value in FILTERS.reshape(-1)))
     source, feeds = graphs.graph(text), eval(f"dict({data})", globals())
     (expected,) = run_all(reference(source), [feeds])
     assert found(rule, source, feeds), "the rule says nothing"
