@@ -53,9 +53,6 @@ class CleanCasts(GraphPass):
         for node in graph.nodes:
             if _is_cast(node) and attribute(node, "to") == TensorProto.UINT8:
                 yield from _sink(graph, node)
-        for cast in graph.nodes:
-            if _is_cast(cast) and attribute(cast, "to") == TensorProto.UINT8:
-                yield from _sink(graph, cast)
         for node in graph.nodes:
             if _moves_bytes(node, graph):
                 yield Refusal(

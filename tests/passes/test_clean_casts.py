@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from graphs import apply, graph, ops, run, with_weights
+from graphs import apply, graph, ops, run
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper

@@ -125,7 +125,7 @@ class Replacement:
         return self.add("Reshape", [tensor, self.graph.add_ints(f"{out}/shape", 0, *sizes)], out)
 
     def replace_by(self, text: str, **tensors: str) -> int:
-        """Replaces the node by those of a text, as of `spelled_out`, and returns their number.
+        """Replaces the node by the nodes of a text (`spelled_out`), and returns their number.
 
         It reads `tensors`, and writes the outputs `y0`, `y1`... Its floats have the type of the first input.
         The node that writes `product`, or else `y0`, takes over the name.
