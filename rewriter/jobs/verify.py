@@ -2,9 +2,9 @@
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +33,18 @@ from rewriter.runtime.emulation import Accumulation, reference
 from rewriter.runtime.engines.measure import measure
 from rewriter.runtime.engines.onnxruntime import on_cuda
 from rewriter.runtime.engines.onnxruntime_library import NoKernelError
-from rewriter.runtime.engines.protocol import EngineOutcome, MeasureSettings, Timing
+from rewriter.runtime.engines.protocol import EngineOutcome, Latency, MeasureSettings, Timing
 from rewriter.runtime.engines.this_machine import ENGINES, Choice
 from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.inputs import Samples
+from rewriter.runtime.inputs.samples import DataSource
 from rewriter.runtime.metrics.metrics import named
+from rewriter.runtime.metrics.outputs import OutputStatistics
 from rewriter.runtime.metrics.tolerances import TOLERANCES, Tolerance, precision_of
 from rewriter.runtime.ranges import measure as measured
 from rewriter.target import Target
 from rewriter.verification.build_check import judged_report
-from rewriter.verification.compare_runs import Standard, run_check
+from rewriter.verification.compare_runs import BuildRun, Standard, run_check
 from rewriter.verification.expected import (
     MOST_SAMPLES,
     Expected,
@@ -56,7 +58,51 @@ from rewriter.verification.expected import (
 from rewriter.verification.not_finite import nan_warnings
 from rewriter.verification.verdict import CPU, Check, Verdict
 from rewriter.verification.verifier import Verifier, noise_reason
-from rewriter.verification.verify_result import VerifyOutcome
+
+
+@dataclass(frozen=True, repr=False)
+class VerifyOutcome:
+    """The outcome of `verify`.
+
+    Attributes:
+        engine: Library and version, or `emulation`. `device`: the GPU, or `CPU`.
+        outputs: The worst sample and build of each output, in the order of the model's outputs.
+        latency: Of the fixed model's first build; `reference_latency`: of the original in FP32, without
+            TF32. None if not timed.
+        verdict: The checks: `reference`, `run` or `emulation`, `build`.
+        warnings: Sentences for the user; the first one reports if no GPU was used.
+        lowered: True if something of the fixed model is in reduced precision. `floats`: if it has floats.
+            `all_fp32`: if nothing is, though it has floats and does not note that FP32 was the request.
+        worse: The outputs on which plain FP16 is more accurate, as `fix` noted them in the file.
+        seconds: Wall time by stage, in order.
+    """
+
+    original: Path | None
+    fixed: Path | None
+    engine: str
+    device: str
+    tolerance: Tolerance
+    data: DataSource
+    outputs: tuple[OutputStatistics, ...] = ()
+    builds: tuple[BuildRun, ...] = ()
+    latency: Latency | None = None
+    reference_latency: Latency | None = None
+    verdict: Verdict = field(default_factory=lambda: Verdict(()))
+    warnings: tuple[str, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    worse: str = ""
+    lowered: bool = True
+    floats: bool = True
+    all_fp32: bool = False
+
+    @property
+    def passed(self) -> bool:
+        """True if at least one check was made and none failed."""
+        return self.verdict.passed
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        return self.verdict.checks
 
 
 def verify(original: Any, fixed: Any, request: VerifyOptions, progress: Progress = silent) -> VerifyOutcome:

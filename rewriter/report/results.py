@@ -9,6 +9,7 @@ from functools import cached_property
 from rewriter.base.text import Row, Summary, count, figure, listed
 from rewriter.jobs.fix.provenance import worse_text
 from rewriter.jobs.fix.result import FixOutcome, Kind
+from rewriter.jobs.verify import VerifyOutcome
 from rewriter.pipeline.driver import PassResult
 from rewriter.pipeline.text import own_passes
 from rewriter.report.causes import Cause, causes
@@ -27,7 +28,6 @@ from rewriter.verification.verdict import (
     deciding,
     gap_kinds,
 )
-from rewriter.verification.verify_result import VerifyOutcome
 
 UNBUILDABLE = "TensorRT cannot build the original model"
 """The ending of a model whose original does not build."""

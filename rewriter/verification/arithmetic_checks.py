@@ -91,7 +91,9 @@ def check_structure(
         outputs: Of `rewritten`, if it has run already.
     """
     tolerance = sum(step.exactness.tolerance for step in passes)
-    noise = _own_rounding(expected, rewritten) if tolerance else {}
+    own = compare_outputs(expected.of_model, expected.as_written, _distance(rewritten)) if tolerance else None
+    finite = [o for o in own.comparisons if np.isfinite(o.relative_l2)] if own else []
+    noise = {o.name: BOTH_ROUND * o.relative_l2 for o in finite}
     held = Standard(Tolerance(tolerance, RELATIVE_L2, "the passes"), as_sets=selected_axes(rewritten))
     run = (lambda: outputs) if outputs is not None else partial(_run, rewritten, samples, rounded)
     check = _compare_run("structure", expected.as_written, run, held, noise)
@@ -103,12 +105,6 @@ def check_structure(
         words += f" and {max(noise.values()):.2g} for the model's own rounding"
     verb = "is" if check.passed else "is NOT"
     return replace(check, summary=f"FP32 result {verb} {words}")
-
-
-def _own_rounding(expected: Expected, model: Model) -> dict[str, float]:
-    """Returns the error that rounding as written may add to each output; 0 if nothing finite is left."""
-    outputs = compare_outputs(expected.of_model, expected.as_written, _distance(model)).comparisons
-    return {o.name: BOTH_ROUND * o.relative_l2 if np.isfinite(o.relative_l2) else 0.0 for o in outputs}
 
 
 def _distance(model: Model) -> Standard:
@@ -150,7 +146,9 @@ def check_emulation(
     check = _compare_run(name, expected.exact, run, held, parts=expected.parts)
     if check.passed is None:
         return check
-    wrong = _wrong_states(expected.states, runs, held.tolerance.value)
+    errors = sorted(state_errors(expected.states, runs).items())
+    beyond = [(state, error) for state, error in errors if not error <= held.tolerance.value]
+    wrong = [f"{state}, which no node reads, has an error of {error:.2g}" for state, error in beyond]
     right, details = check.passed and not wrong, (*check.details, *wrong)
     check = replace(check, passed=right, details=details, wrong_states=tuple(wrong))
     how = low.upper() + " emulated"
@@ -165,13 +163,6 @@ def check_emulation(
     if name == "tf32" and not check.passed:
         summary += "; --noTF32, or NVIDIA_TF32_OVERRIDE=0, makes it slower and exact"
     return replace(check, summary=summary)
-
-
-def _wrong_states(expected: Sequence[Outputs], runs: Sequence[Outputs], tolerance: float) -> list[str]:
-    """A sentence for each final state that nothing reads and that is beyond the tolerance."""
-    errors = state_errors(expected, runs)
-    names = sorted(name for name, error in errors.items() if not error <= tolerance)
-    return [f"{name}, which no node reads, has an error of {errors[name]:.2g}" for name in names]
 
 
 def state_errors(expected: Sequence[Outputs], runs: Sequence[Outputs]) -> dict[str, float]:
@@ -322,9 +313,7 @@ def as_fp32(
     if check.passed is not False:
         return check
     own = [[o for o in outputs if o.finite and (o.of or not parts_alone)] for outputs in rounds()]
-    worst = dict[str, float]()
-    for output in (o for outputs in own for o in outputs):
-        worst[output.name] = max(worst.get(output.name, 0.0), output.relative_l2)
+    worst = {name: max(errors) for name, errors in _by_name(own).items()}
     limits = [
         {
             o.name: min(
@@ -449,18 +438,18 @@ def _allowing(
     """
     if check.value is not None or not limits:
         return check
-    rounds = tuple(
-        tuple(
-            _allowed(
-                o,
-                limit.get(o.name, 0.0),
-                (rows or {}).get(o.name, 0.0),
-                Allowance(reason, o.tolerance, measured.get(o.name, 0.0)),
-            )
-            for o in outputs
-        )
-        for outputs, limit in zip(check.rounds, cycle(limits), strict=False)
-    )
+
+    def allowed_by(limit: Mapping[str, float], o: OutputComparison) -> OutputComparison:
+        """One that passes without, such as by its probabilities, needs none: FP32 excuses nothing there."""
+        fair = o.probability and replace(o.probability, of_fp32=(rows or {}).get(o.name, 0.0))
+        error = min(USABLE, limit.get(o.name, 0.0))
+        if error <= o.tolerance or o.passed:
+            return replace(o, probability=fair)
+        allowance = Allowance(reason, o.tolerance, measured.get(o.name, 0.0))
+        return replace(o, tolerance=error, probability=fair, allowance=allowance)
+
+    pairs = zip(check.rounds, cycle(limits), strict=False)
+    rounds = tuple(tuple(allowed_by(limit, o) for o in outputs) for outputs, limit in pairs)
     if rounds == check.rounds:
         return check
     outputs = worst_of_samples(rounds)
@@ -469,17 +458,6 @@ def _allowing(
         allowed = replace(allowed, passed=True, excuse=reason)
     summary = check.summary.replace(check.error_words(0.0), allowed.error_words(0.0))
     return replace(allowed, summary=f"{summary}; {words}")
-
-
-def _allowed(output: OutputComparison, error: float, row: float, allowance: Allowance) -> OutputComparison:
-    """The output with a largest error that passes, and one for single rows of probabilities.
-
-    One that passes without, such as by its probabilities, needs none: FP32 excuses nothing there.
-    """
-    fair, limit = output.probability and replace(output.probability, of_fp32=row), min(USABLE, error)
-    if limit <= output.tolerance or output.passed:
-        return replace(output, probability=fair)
-    return replace(output, tolerance=limit, probability=fair, allowance=allowance)
 
 
 def explained(
@@ -536,17 +514,13 @@ def _compare_run(
         tuple(replace(o, tolerance=o.tolerance + (noise or {}).get(o.name, 0.0)) for o in outputs)
         for outputs in weighed.rounds
     )
-    outputs = worst_of_samples(rounds)
-    value = weighed.value(standard.tolerance)
-    passed = all(c.passed for c in outputs) and (value is None or value.met)
-    details = () if passed else tuple(_degenerate(expected, outputs))
-    seconds, worst = time.perf_counter() - start, weighed.worst
-    shown = worst.statistics, worst.pictures
-    found = weighed.detections
+    judged = replace(weighed, rounds=rounds)
+    value, found = judged.value(standard.tolerance), weighed.detections
+    passed = all(c.passed for c in judged.comparisons) and (value is None or value.met)
+    details = () if passed else tuple(_degenerate(expected, judged.comparisons))
     passed = passed and (weighed.passed or found is None or found.passed)
-    return Check(
-        name, passed, "", outputs, details, seconds, *shown, value=value, rounds=rounds, detections=found
-    )
+    seconds = time.perf_counter() - start
+    return judged.check(name, passed, standard.tolerance, details=details, seconds=seconds)
 
 
 def _degenerate(expected: Sequence[Outputs], outputs: Iterable[OutputComparison]) -> Iterator[str]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from rewriter.ir.model import Model
 from rewriter.runtime.engines.protocol import EngineOutcome, Latency
@@ -66,6 +67,12 @@ class RunComparison:
             return None
         met = named(tolerance.metric).meets(self.error, self.allowed)
         return MetricValue(tolerance.metric, self.error, self.allowed, met)
+
+    def check(self, name: str, passed: bool, tolerance: Tolerance, **more: Any) -> Check:
+        """A check with these figures."""
+        more |= {"statistics": self.worst.statistics, "pictures": self.worst.pictures}
+        more |= {"value": self.value(tolerance), "rounds": self.rounds, "detections": self.detections}
+        return Check(name, passed, more.pop("summary", ""), self.comparisons, **more)
 
 
 @dataclass(frozen=True)
@@ -171,7 +178,11 @@ def run_check(
         bool(weighed) and all(o.ran for o in outcomes) and all(run.passed for run in weighed),
         worst,
         tuple(runs),
-        next((run.detections for run in sorted(weighed, key=_lost)), None),
+        min(
+            (run.detections for run in weighed if run.detections),
+            key=lambda d: d.found - d.boxes,
+            default=None,
+        ),
     )
     failed = [outcome for outcome in outcomes if not outcome.ran]
     details = [f"allowed: {tolerance.source}"]
@@ -180,18 +191,13 @@ def run_check(
         details += log_lines(outcome.log) if outcome.status in ("crashed", "timeout") else ()
         details += [f"what to do: {outcome.hint}"] if outcome.hint else []
     where = next((outcome for outcome in outcomes if outcome.ran), outcomes[0])
-    check = Check(
+    check = judged.check(
         "run",
         judged.passed,
-        f"the fixed model did not run: {outcomes[0].problem}",
-        judged.comparisons,
-        tuple(details),
-        seconds,
-        judged.worst.statistics,
-        judged.worst.pictures,
-        value=judged.value(tolerance),
-        rounds=judged.rounds,
-        detections=judged.detections,
+        tolerance,
+        summary=f"the fixed model did not run: {outcomes[0].problem}",
+        details=tuple(details),
+        seconds=seconds,
         device=where.device,
         advice=next((outcome.hint for outcome in failed if outcome.hint), ""),
     )
@@ -203,11 +209,6 @@ def run_check(
         summary += check.lost_words
         check = replace(check, summary=summary)
     return check, judged
-
-
-def _lost(run: RunComparison) -> int:
-    """Orders builds, the one that lost most boxes first."""
-    return run.detections.found - run.detections.boxes if run.detections is not None else 0
 
 
 def _value(

@@ -253,17 +253,15 @@ class Exact:
             names = list(dict.fromkeys(pairs[name] for r in batch for name in (*r.ends, *r.others)))
             with self._session(names) as session:
                 for sample, arrays in zip(self.samples, values, strict=False):
-                    exact = {n: self._scaled(n, value) for n, value in session.run(sample, names).items()}
+                    exact = session.run(sample, names)
+                    exact |= {
+                        n: exact[n] * np.float32(2.0**k) for n, k in self.exponents.items() if n in exact
+                    }
                     found, moved = recognised(batch, arrays, exact, pairs, tolerance)
                     rearranged |= moved
                     for name, more in found.items():
                         sums[name] = sums.get(name, np.zeros(2)) + more
         return {name: relative(both) for name, both in sums.items()}, rearranged
-
-    def _scaled(self, name: str, value: Array) -> Array:
-        """A reference as the other model holds it."""
-        exponent = self.exponents.get(name, 0)
-        return value * np.float32(2.0**exponent) if exponent else value
 
     def _session(self, names: Iterable[str]) -> Session:
         """A session of the reference that gives these tensors."""
