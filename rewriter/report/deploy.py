@@ -12,7 +12,7 @@ from rewriter.ir.model import Port, write_text
 from rewriter.jobs.fix.result import FixOutcome
 from rewriter.pipeline.options import Tool
 from rewriter.runtime.engines.tensor_files import Span
-from rewriter.runtime.inputs.sizes import Room, shape_inputs
+from rewriter.runtime.inputs.sizes import shape_inputs
 from rewriter.target import TYPED_SINCE, Target, title
 from rewriter.target.quirks import build_arguments
 
@@ -72,8 +72,7 @@ class Build:
         if data is None or port.name not in data.spans:
             return [tuple(s if isinstance(s, int) else "?" for s in port.shape or ("?",))] * 3
         span = data.spans[port.name]
-        room = Room(data.least, data.rigid, data.one_less)
-        return span if port.name in data.profiled else room.profile(port, span)
+        return span if port.name in data.profiled else data.room.profile(port, span)
 
     @property
     def typing(self) -> list[str]:

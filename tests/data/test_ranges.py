@@ -23,8 +23,7 @@ from rewriter.ir.model.tensors import TensorFacts
 from rewriter.ir.plan import Range
 from rewriter.runtime.emulation import reference
 from rewriter.runtime.engines.onnxruntime import Session
-from rewriter.runtime.ranges import Ranges, measure, range_of
-from rewriter.runtime.ranges.depth import along_depth
+from rewriter.runtime.ranges import Ranges, along_depth, measure, range_of
 from rewriter.runtime.ranges.instrument import instrument
 from rewriter.runtime.ranges.reductions import SMALL
 

@@ -11,8 +11,7 @@ from rewriter.ir.model import Array, Model
 from rewriter.ir.plan import Decision, Plan
 from rewriter.passes.mixed_precision import lowered
 from rewriter.runtime.emulation import emulation
-from rewriter.runtime.emulation.contributions import contributions
-from rewriter.runtime.emulation.divergence import NodeError, diverge
+from rewriter.runtime.emulation.divergence import NodeError, contributions, diverge
 from rewriter.runtime.metrics.pairwise_error import relative_l2
 from rewriter.verification.expected import run_all
 

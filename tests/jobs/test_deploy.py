@@ -14,7 +14,8 @@ from graphs import graph
 import rewriter
 from rewriter.ir.model import Array, save
 from rewriter.pipeline.options import Tool
-from rewriter.runtime.inputs.sizes import Room, room, shape_inputs
+from rewriter.runtime.inputs.samples import Room
+from rewriter.runtime.inputs.sizes import room, shape_inputs
 
 RESIZED = """
     g (float[b,3,h,w] x, int64[2] size) => (float[b,4,p,q] y) <int64[1] four = {4}> {

@@ -34,7 +34,7 @@ from rewriter.report.html.graphs import cause_graphs
 from rewriter.report.html.outputs import boxes_of, form_of, pictures_section, png, words_of
 from rewriter.runtime.metrics.pairwise_error import Pair
 from rewriter.runtime.metrics.pictures import picture_of
-from rewriter.runtime.ranges.depth import TensorAtDepth
+from rewriter.runtime.ranges import TensorAtDepth
 from rewriter.verification.verdict import Verdict
 
 LIMIT = 2_000_000  # bytes of a page

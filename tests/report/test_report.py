@@ -31,9 +31,9 @@ from rewriter.report.results import FixResult, VerifyResult
 from rewriter.report.tables import grouped
 from rewriter.report.terminal import shortened
 from rewriter.runtime.engines.protocol import Latency
-from rewriter.runtime.inputs.samples import DataSource
+from rewriter.runtime.inputs.samples import DataSource, Room
 from rewriter.runtime.metrics.outputs import OutputComparison
-from rewriter.runtime.ranges.depth import TensorAtDepth
+from rewriter.runtime.ranges import TensorAtDepth
 from rewriter.target import Target
 from rewriter.verification.compare_runs import BuildRun
 from rewriter.verification.locate.location import Location, Step
@@ -393,7 +393,7 @@ def test_the_profile_of_the_command(
 ) -> None:
     low, usual, high = SPANS["x"]
     spans = {**SPANS, "x": (low if profiled else (2, *low[1:]), usual, high)}
-    data = DataSource("data", 3, real=True, spans=spans, profiled=frozenset(profiled), least=least)
+    data = DataSource("data", 3, real=True, spans=spans, profiled=frozenset(profiled), room=Room(least))
     following = next_step(result(model=DYNAMIC, output=Path("fixed.onnx"), data=data))
     words = "--minShapes=x:{} --optShapes=x:{} --maxShapes=x:{}".format(*shapes)
     assert following.build.endswith(words), "z is not dynamic"

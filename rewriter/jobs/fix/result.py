@@ -19,7 +19,7 @@ from rewriter.pipeline.presets import preset_named
 from rewriter.runtime.inputs.samples import DataSource
 from rewriter.runtime.metrics.outputs import OutputComparison
 from rewriter.runtime.metrics.tolerances import precision_of
-from rewriter.runtime.ranges.depth import TensorAtDepth
+from rewriter.runtime.ranges import TensorAtDepth
 from rewriter.target import Target
 from rewriter.verification.verdict import GOALS, Check, GapKind, MetricValue, Verdict, gap_kinds
 

@@ -26,9 +26,10 @@ from rewriter.jobs.search.effort import pays_on_cuda
 from rewriter.pipeline import text as pipeline
 from rewriter.runtime.emulation import reference
 from rewriter.runtime.engines.onnxruntime import on_cuda
-from rewriter.runtime.inputs.sizes import Room, room
+from rewriter.runtime.inputs.samples import Room
+from rewriter.runtime.inputs.sizes import room
 from rewriter.runtime.metrics.tolerances import precision_of
-from rewriter.runtime.ranges.depth import along_depth
+from rewriter.runtime.ranges import along_depth
 from rewriter.verification.arithmetic_checks import explained, quantisers
 from rewriter.verification.expected import MOST_SAMPLES, all_empty
 from rewriter.verification.verdict import ARITHMETIC, Check, Verdict, deciding
@@ -79,7 +80,7 @@ def run(job: FixJob) -> FixOutcome:
             data=replace(
                 data,
                 spans=verifier.spans,
-                **vars(sizes),
+                room=sizes,
                 profiled=data.profiled | job.deployment.profile.keys(),
                 beyond=job.deployment.beyond(samples.source.spans),
                 empty_outputs=verifier.expected is not None and all_empty(verifier.expected.of_model),

@@ -27,8 +27,7 @@ from rewriter.passes.base import Context, Shared
 from rewriter.passes.mixed_precision import lowered
 from rewriter.runtime.emulation import Accumulation, emulation
 from rewriter.runtime.emulation.accumulate import ONE_ROUNDING, sum_error
-from rewriter.runtime.emulation.contributions import contributions
-from rewriter.runtime.emulation.divergence import diverge
+from rewriter.runtime.emulation.divergence import contributions, diverge
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.metrics.metrics import Metric
 from rewriter.target import Target

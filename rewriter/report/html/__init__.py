@@ -27,7 +27,7 @@ from rewriter.report.html.outputs import pictures_section
 from rewriter.report.html.render import Fact, Page, Section, html, part, run_section, table_sections
 from rewriter.report.json import plain
 from rewriter.report.results import FixResult, VerifyResult
-from rewriter.runtime.ranges.depth import TensorAtDepth
+from rewriter.runtime.ranges import TensorAtDepth
 from rewriter.verification.locate.location import Location
 
 HINT = "give a file that fix, scan, verify or locate wrote with --json, for one model"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rewriter.base.text import count
 from rewriter.report.html.render import Part, Section, part
-from rewriter.runtime.ranges.depth import TensorAtDepth
+from rewriter.runtime.ranges import TensorAtDepth
 
 Scale = Callable[[float], float]
 
@@ -112,7 +112,10 @@ def _chart(tensors: Sequence[TensorAtDepth], nodes: Nodes, total: int) -> Part:
     ]
     dots = [f"M{t.depth + 0.5} {y(t.range.absmax):.1f}h0" for t in tensors if nodes.mark(t)]
     firsts = {tensor.depth: tensor for tensor in reversed(tensors) if not tensor.constant}
-    of_nodes = [nodes.kind(firsts[depth]) for depth in sorted(firsts)]
+    of_nodes, runs = [nodes.kind(firsts[depth]) for depth in sorted(firsts)], list[tuple[int, int, str]]()
+    for kind, group in groupby((firsts[depth] for depth in sorted(firsts)), key=nodes.kind):
+        depths = [tensor.depth for tensor in group]  # neighbours that compute in one type
+        runs.append((depths[0], depths[-1] - depths[0] + 1, kind))
     strip = [f"{label} {count(of_nodes.count(k), 'node')}" for k, label in LABELS.items() if k in of_nodes]
     return part(
         "depth.html",
@@ -123,7 +126,7 @@ def _chart(tensors: Sequence[TensorAtDepth], nodes: Nodes, total: int) -> Part:
         marks=[Layer("hazard", "evidence of a hazard", "".join(dots), len(dots))] if dots else [],
         ticks=[(y(value), power_of_ten(value)) for value in decades(*_span(tensors), 9)],
         limits=(y(LARGEST), y(NORMAL), y(SUBNORMAL)),
-        runs=list(_runs(firsts, nodes)),
+        runs=runs,
         strip_summary=f"Computes in: {', '.join(strip)}",
         data=_columns(tensors, kinds, y, nodes),
         summary=_summary(tensors, nodes),
@@ -174,13 +177,6 @@ def _bars(tensors: Sequence[TensorAtDepth], kinds: Sequence[str], kind: str, y: 
             low = y(mean) if math.isfinite(mean) else top
             parts.append(f"M{tensor.depth + 0.5} {top:.1f}V{max(low, top + 1.0):.1f}")
     return "".join(parts)
-
-
-def _runs(firsts: Mapping[int, TensorAtDepth], nodes: Nodes) -> Iterator[tuple[int, int, str]]:
-    """Start, width and class of neighbours along the depth that compute in one type."""
-    for kind, group in groupby((firsts[depth] for depth in sorted(firsts)), key=nodes.kind):
-        depths = [tensor.depth for tensor in group]
-        yield depths[0], depths[-1] - depths[0] + 1, kind
 
 
 def _columns(

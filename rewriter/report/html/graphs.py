@@ -11,7 +11,7 @@ from rewriter.ir.plan import node_key
 from rewriter.report.causes import Cause
 from rewriter.report.html.depth import LABELS, LARGEST, Nodes
 from rewriter.report.results import FixResult
-from rewriter.runtime.ranges.depth import TensorAtDepth
+from rewriter.runtime.ranges import TensorAtDepth
 
 SIZE = 10  # nodes of a graph
 MOST = 6  # causes with a graph

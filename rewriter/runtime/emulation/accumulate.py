@@ -6,18 +6,19 @@ in FP32 (docs/accuracy.md#emulated-sums)."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from itertools import count
 from itertools import product as product_of
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto
 
 from rewriter.ir.graph import attribute
 from rewriter.ir.graph.match import optional_input
+from rewriter.ir.graph.node_list import NodeList
 from rewriter.ir.model import Model
 from rewriter.ir.model.graphs import replace_items
-from rewriter.ir.model.tensors import Shape
+from rewriter.ir.model.tensors import Shape, TensorFacts
 from rewriter.runtime.emulation.local_functions import declare, paired
 from rewriter.runtime.emulation.product_sums import ProductSums
 from rewriter.runtime.engines.onnxruntime import runs_on_cuda
@@ -26,9 +27,6 @@ from rewriter.target.fusion import FEW_CHANNELS, sums_in_fp32
 CHUNK = 16  # products that a Tensor Core adds before it rounds the accumulator; see `accumulate`
 
 _END = 2**63 - 1  # end of a Slice that goes to the end of the axis
-
-Geometry = tuple[list[int], list[int], list[int]]
-"""Strides, dilations and pads of a Conv."""
 
 Box = tuple[tuple[int, int], ...]
 """Start and end of a chunk along the channels of a group and along every axis of the kernel."""
@@ -232,39 +230,21 @@ def accumulate_in_fp16(emulated: Model, original: Model, sums: ProductSums, back
     facts = original.facts()
     for scope, graph, pairs in paired(original, emulated, SPLIT):
         tensors = facts.main | facts.scopes[scope]
-        chosen: dict[int, Product] = {}
-        for node, position in pairs:
-            result, key = tensors.get(node.output[0]), (scope, node.output[0])
-            shapes = tuple(tensors[n].shape if n in tensors else None for n in node.input)
-            low = result is not None and result.dtype == TensorProto.FLOAT16 and key not in sums.summed
-            exact = sums_in_fp32(node, *(shape or () for shape in shapes[:2]))
-            chunk = FUSED_CHUNK if key in sums.fused else CHUNK
-            if low and not exact and _can_split(node, shapes) and not _is_one_chunk(node, shapes[1], chunk):
-                sizes = (result.shape if result is not None else None) or ("",)
-                known = math.prod(size for size in sizes if isinstance(size, int))
-                open_size = len(pairs) < MANY_PRODUCTS and not all(isinstance(size, int) for size in sizes)
-                tiled = (known > TILE or open_size) and not runs_on_cuda()
-                chosen[position] = Product(shapes[1] or (), chunk, tiled)
-        if chosen:
-            _Writer(backwards).rewrite(graph, chosen)
+        nodes, positions = list[NodeProto](), {position: node for node, position in pairs}
+        for position, copy in enumerate(graph.node):
+            node = positions.get(position)
+            few = len(pairs) < MANY_PRODUCTS
+            product = None if node is None else _product(node, scope, tensors, sums, few=few)
+            if product is None:
+                nodes.append(copy)
+                continue
+            names = map(f"{copy.output[0]}/sum{{}}".format, count())
+            _write(NodeList(names, emulated.opset, nodes), copy, product, backwards)
+            nodes[-1].output[0] = copy.output[0]
+        replace_items(graph.node, nodes)
     place = "Sub (end, i)" if backwards else "Identity (i)"
     unfolded = _UNFOLDED_CONV.replace("BACK", str(int(backwards)))
     declare(emulated, DOMAIN, _MATMUL.replace("PLACE", place), _TILED_MATMUL, _CONV, unfolded)
-
-
-def _is_one_chunk(node: NodeProto, right: Shape | None, chunk: int) -> bool:
-    """True for a MatMul of so few products that its result is rounded once, as every FP16 result is."""
-    depth = right[-2] if node.op_type == "MatMul" and right else None
-    return isinstance(depth, int) and depth <= chunk
-
-
-def _can_split(node: NodeProto, shapes: Sequence[Shape | None]) -> bool:
-    right = shapes[1]
-    if node.op_type != "Conv":
-        plain = all(attribute(node, factor, 1.0) == 1.0 for factor in ("alpha", "beta"))
-        return plain and (right is None or len(right) > 1)
-    padded = attribute(node, "auto_pad", "NOTSET") in ("NOTSET", "VALID")
-    return padded and right is not None and all(isinstance(d, int) for d in right)
 
 
 class Product(NamedTuple):
@@ -275,93 +255,77 @@ class Product(NamedTuple):
     tiled: bool
 
 
-@dataclass
-class _Writer:
-    backwards: bool
-    nodes: list[NodeProto] = field(default_factory=list)
+def _product(
+    node: NodeProto, scope: int, tensors: Mapping[str, TensorFacts], sums: ProductSums, *, few: bool
+) -> Product | None:
+    """How a node of the original sums in FP16; None if it does not. `few`: open sizes may be tiled."""
+    result, key = tensors.get(node.output[0]), (scope, node.output[0])
+    left, right = (tensors[n].shape if n in tensors else None for n in node.input[:2])
+    low = result is not None and result.dtype == TensorProto.FLOAT16 and key not in sums.summed
+    chunk = FUSED_CHUNK if key in sums.fused else CHUNK
+    if not low or sums_in_fp32(node, left or (), right or ()) or not _can_split(node, right, chunk):
+        return None
+    sizes = (result.shape if result is not None else None) or ("",)
+    known = math.prod(size for size in sizes if isinstance(size, int))
+    open_size = few and not all(isinstance(size, int) for size in sizes)
+    return Product(right or (), chunk, (known > TILE or open_size) and not runs_on_cuda())
 
-    def rewrite(self, graph: GraphProto, chosen: Mapping[int, Product]) -> None:
-        for index, node in enumerate(graph.node):
-            if index in chosen:
-                (self._conv if node.op_type == "Conv" else self._matrices)(node, chosen[index])
-            else:
-                self.nodes.append(node)
-        replace_items(graph.node, self.nodes)
 
-    def _matrices(self, node: NodeProto, product: Product) -> None:
-        """A * B, and for a Gemm + C; the products are what accumulates."""
-        out = node.output[0]
-        sides = [
-            self._add("Transpose", [name], f"{out}/{flag}", perm=[1, 0]) if attribute(node, flag, 0) else name
-            for name, flag in zip(node.input[:2], ("transA", "transB"), strict=True)
-        ]
-        bias = optional_input(node, 2)
-        summed = f"{out}/product" if bias else out
+def _can_split(node: NodeProto, right: Shape | None, chunk: int) -> bool:
+    """False for a MatMul of one chunk, too: its result is rounded once, as every FP16 result is."""
+    if node.op_type != "Conv":
+        plain = all(attribute(node, factor, 1.0) == 1.0 for factor in ("alpha", "beta"))
+        depth = right[-2] if node.op_type == "MatMul" and right and len(right) > 1 else None
+        one = isinstance(depth, int) and depth <= chunk
+        return plain and not one and (right is None or len(right) > 1)
+    padded = attribute(node, "auto_pad", "NOTSET") in ("NOTSET", "VALID")
+    return padded and right is not None and all(isinstance(d, int) for d in right)
+
+
+def _write(emit: NodeList, node: NodeProto, product: Product, backwards: bool) -> None:
+    """Adds the products, which accumulate, and a Gemm's or Conv's bias."""
+    bias, operands = optional_input(node, 2), {"a": node.input[0], "b": node.input[1]}
+    if node.op_type == "Conv":
+        text = _conv(emit, node, product, backwards, operands)
+        text += f"y = Add(y, Reshape(c, {[-1, *[1] * (len(product.right) - 2)]}))" * bool(bias)
+    else:
+        flags = (("a", "transA"), ("b", "transB"))
+        turned = [f"{n} = Transpose<perm = [1, 0]>({n}) " for n, flag in flags if attribute(node, flag, 0)]
         op = "TiledMatMul" if product.tiled else "MatMul"
-        self._add(op, sides, summed, domain=DOMAIN, chunk=product.chunk)
-        if bias:
-            self._add("Add", [summed, bias], out)
+        text = "".join([*turned, f"y = {DOMAIN}.{op}<chunk = {product.chunk}>(a, b) "])
+        text += "y = Add(y, c)" * bool(bias)
+    emit.write(text, **operands, c=bias or "")
 
-    def _conv(self, node: NodeProto, product: Product) -> None:
-        out, sizes = node.output[0], [d for d in product.right if isinstance(d, int)]
-        spatial = len(sizes) - 2
-        dilations = attribute(node, "dilations", [1] * spatial)
-        pads = attribute(node, "pads", [0] * 2 * spatial)
-        strides = attribute(node, "strides", [1] * spatial)
-        bias = optional_input(node, 2)
-        summed = f"{out}/product" if bias else out
-        one_tap = attribute(node, "group", 1) == 1 and (sizes[0] > FEW_CHANNELS or 2 * sizes[1] > CHUNK)
-        write = self._unfolded if one_tap and product.tiled else self._in_boxes
-        write(node, sizes, (strides, dilations, pads), summed)
-        if bias:
-            shape = self._constant([-1, *[1] * spatial], f"{out}/shape")
-            self._add("Add", [summed, self._add("Reshape", [bias, shape], f"{out}/bias")], out)
 
-    def _unfolded(self, node: NodeProto, sizes: Sequence[int], geometry: Geometry, summed: str) -> None:
-        """A Conv of one group in which every chunk has one tap: a product with the unfolded input.
+def _conv(
+    emit: NodeList, node: NodeProto, product: Product, backwards: bool, operands: dict[str, str]
+) -> str:
+    """The text of a Conv without its bias; tables of chunks become `operands`.
 
-        Channels are padded with zeros to a multiple of the chunk.
-        """
-        filters, channels, *kernel = sizes
-        strides, dilations, pads = geometry
-        out, spatial, chunk = node.output[0], len(kernel), min(channels, CHUNK)
-        more = -channels % chunk
-        perm = [*range(2, spatial + 2), 1, 0]
-        right = self._add("Transpose", [node.input[1]], f"{out}/transposed", perm=perm)
-        if more:
-            beyond = self._constant([0] * (2 * spatial + 2) + [more, 0], f"{out}/more")
-            right = self._add("Pad", [right, beyond], f"{out}/padded")
-        shape = self._constant([-1, chunk, filters], f"{out}/chunks")
-        tables = {
-            "pads": [0, 0, *pads[:spatial], 0, more, *pads[spatial:]],
-            "axes": list(range(1, spatial + 1)),
-            "strides": strides,
-            "span": [(size - 1) * dilation + 1 for size, dilation in zip(kernel, dilations, strict=True)],
-            "taps": np.array([*product_of(*map(range, kernel))]) * dilations,
-        }
-        operands = [node.input[0], self._add("Reshape", [right, shape], f"{out}/right")]
-        self._add("UnfoldedConv", operands + self._constants(tables, out), summed, domain=DOMAIN)
-
-    def _in_boxes(self, node: NodeProto, sizes: Sequence[int], geometry: Geometry, summed: str) -> None:
-        """A Conv whose chunks are Convs of boxes of its kernel."""
-        strides, dilations, pads = geometry
-        out, spatial, group = node.output[0], len(sizes) - 2, attribute(node, "group", 1)
-        chunks = list(boxes(sizes[1:], group, apart=sizes[0] > FEW_CHANNELS))[:: -1 if self.backwards else 1]
-        tables = {
-            "pads": [0, 0, *pads[:spatial], 0, 0, *pads[spatial:]],
-            "axes": list(range(1, spatial + 2)),
-            **slices(chunks, sizes[1:], dilations, group),
-        }
-        attributes = {"strides": strides, "dilations": dilations, "group": group}
-        operands = [*node.input[:2], *self._constants(tables, out)]
-        self._add("Conv", operands, summed, domain=DOMAIN, **attributes)
-
-    def _add(self, op: str, inputs: Sequence[str], out: str, **attributes: Any) -> str:
-        self.nodes.append(helper.make_node(op, inputs, [out], name=f"{out}/{op}", **attributes))
-        return out
-
-    def _constants(self, tables: Mapping[str, object], out: str) -> list[str]:
-        return [self._constant(value, f"{out}/{name}") for name, value in tables.items()]
-
-    def _constant(self, value: object, out: str) -> str:
-        return self._add("Constant", [], out, value=numpy_helper.from_array(np.asarray(value, np.int64), out))
+    In one group, where every chunk has one tap, it is a product with the unfolded input, whose channels are
+    padded with zeros to a multiple of the chunk. Else chunks are Convs of boxes of its kernel.
+    """
+    filters, channels, *kernel = sizes = [size for size in product.right if isinstance(size, int)]
+    spatial, group = len(kernel), attribute(node, "group", 1)
+    dilations = attribute(node, "dilations", [1] * spatial)
+    pads, strides = attribute(node, "pads", [0] * 2 * spatial), attribute(node, "strides", [1] * spatial)
+    chunk = min(channels, CHUNK)
+    one_tap = group == 1 and (filters > FEW_CHANNELS or 2 * channels > CHUNK)
+    unfolded = one_tap and product.tiled
+    more = -channels % chunk if unfolded else 0
+    padded = [0, 0, *pads[:spatial], 0, more, *pads[spatial:]]
+    if unfolded:
+        span = [(size - 1) * dilation + 1 for size, dilation in zip(kernel, dilations, strict=True)]
+        taps = np.array([*product_of(*map(range, kernel))]) * dilations
+        operands["taps"] = emit.constant(taps, np.int64)
+        text = f"b = Transpose<perm = {[*range(2, spatial + 2), 1, 0]}>(b) "
+        text += f"b = Pad(b, {[0] * (2 * spatial + 2) + [more, 0]}) " * bool(more)
+        text += f"b = Reshape(b, {[-1, chunk, filters]}) "
+        axes = [*range(1, spatial + 1)]
+        return f"{text} y = {DOMAIN}.UnfoldedConv(a, b, {padded}, {axes}, {[*strides]}, {span}, taps) "
+    chunks = list(boxes(sizes[1:], group, apart=filters > FEW_CHANNELS))[:: -1 if backwards else 1]
+    tables = slices(chunks, sizes[1:], dilations, group)
+    operands |= {name: emit.constant(table, np.int64) for name, table in tables.items()}
+    fields = f"strides = {[*strides]}, dilations = {[*dilations]}, group = {group}"
+    axes = [*range(1, spatial + 2)]
+    return f"y = {DOMAIN}.Conv<{fields}>(a, b, {padded}, {axes}, {', '.join(tables)}) "

@@ -7,7 +7,8 @@ soon as the tensors exist, so memory is a small multiple of the largest activati
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,7 @@ from onnx import NodeProto, TensorProto, helper
 from rewriter.ir.graph import casts_to, display_name, reads
 from rewriter.ir.graph.casts import LOWER
 from rewriter.ir.graph.node_list import BLOCK, NodeList
+from rewriter.ir.graph.ops import SUMS
 from rewriter.ir.model import Array, Model, replace_items
 from rewriter.ir.model.graphs import import_opsets, rename_reads
 from rewriter.ir.model.schemas import logical_name
@@ -176,12 +178,14 @@ class SideBySide:
         model = self.original.copy()
         graph, other = model.proto.graph, self.emulated.proto
         both = ((graph, REFERENCE, self.original.weights), (other.graph, EMULATED, self.emulated.weights))
-        tensors = [_named(t, prefix) for g, prefix, _ in both for t in g.initializer]
+        tensors = [(deepcopy(tensor), prefix) for g, prefix, _ in both for tensor in g.initializer]
+        for tensor, prefix in tensors:
+            tensor.name = prefix + tensor.name
         model.weights = {prefix + name: a for _, prefix, weights in both for name, a in weights.items()}
         inputs = {port.name for port in self.original.signature.inputs}
         del graph.value_info[:]
         replace_items(graph.input, [v for v in graph.input if v.name in inputs])
-        replace_items(graph.initializer, tensors)
+        replace_items(graph.initializer, (tensor for tensor, _ in tensors))
         replace_items(graph.node, self.nodes)
         types = dict.fromkeys(self.outputs, int(TensorProto.FLOAT))
         types |= {self.results[port.name]: port.dtype for port in self.emulated.signature.outputs}
@@ -198,16 +202,7 @@ class SideBySide:
         return model
 
 
-def _named(tensor: TensorProto, prefix: str) -> TensorProto:
-    copy = deepcopy(tensor)
-    copy.name = prefix + tensor.name
-    return copy
-
-
-Naming = Callable[[str], str]
-
-
-def _renamed(node: NodeProto, read: Naming, written: Naming) -> NodeProto:
+def _renamed(node: NodeProto, read: Callable[[str], str], written: Callable[[str], str]) -> NodeProto:
     """A copy of the node with other names; tensors of its subgraphs keep theirs."""
     copy = deepcopy(node)
     copy.name = written(node.name) if node.name else ""
@@ -261,3 +256,49 @@ def _ratio(error: float, scale: float) -> float:
     if not math.isfinite(error):
         return math.inf
     return error / (scale or 1.0) if math.isfinite(scale) else 0.0
+
+
+_KEEP_SCALE = SUMS | {"Concat", "Max", "Mean", "Min", "Where"}
+"""Operators whose operands hand on their absolute errors; others, such as products, hand on relative ones."""
+
+
+def contributions(model: Model, rows: Sequence[NodeError], errors: Mapping[str, float]) -> dict[str, float]:
+    """The squared error of the outputs that each node causes, relative to them, by its key in a plan.
+
+    The squared error of an output flows back through the graph. A node keeps the part of its result's error
+    that it adds itself. The rest goes on to its operands by their errors: an error at the start of a network
+    that all later nodes amplify is found at its start. Errors of two nodes are taken to be independent.
+
+    Args:
+        model: The original, as for `diverge`.
+        rows: Its result, with the total errors.
+        errors: The error that each node of the main graph adds by itself, relative L2, by its key.
+
+    Returns:
+        Its own squared error where it is infinite; for all, where the outputs are not finite.
+    """
+    squares = {key: error * error for key, error in errors.items()}
+    totals = {row.tensor: row.total**2 for row in rows}
+    added = {row.tensor: row.added**2 for row in rows}
+    norms = {row.tensor: row.norm**2 for row in rows}
+    flows = defaultdict(float, {port.name: totals.get(port.name, 0.0) for port in model.signature.outputs})
+    if not 0.0 < math.fsum(flows.values()) < math.inf:
+        return squares
+    shares = {key: square for key, square in squares.items() if square == math.inf}
+    for node in reversed(model.proto.graph.node):
+        flow, key = sum(flows.get(name, 0.0) for name in node.output), node_key(0, node)
+        if not flow or key in shares:
+            continue
+        total, result = max((totals.get(name, 0.0), name) for name in node.output)
+        own, inherited = squares.get(key, 0.0), max(total - added.get(result, 0.0), 0.0)
+        scaled = node.op_type in _KEEP_SCALE
+        weights = {n: totals[n] * (norms[n] if scaled else 1.0) for n in reads(node) if totals.get(n)}
+        infinite = [name for name in weights if totals[name] == math.inf]
+        if infinite or not any(weights.values()):  # tensors of zeros have absolute errors
+            weights = dict.fromkeys(infinite or weights, 1.0)
+        whole = math.fsum(weights.values())
+        part = own / (own + inherited) if weights and own + inherited else 1.0
+        shares[key] = flow * part
+        for name, weight in weights.items():
+            flows[name] += flow * (1.0 - part) * weight / whole
+    return {key: shares.get(key, 0.0) for key in squares}

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
+from itertools import count
 from typing import Any
 from zlib import crc32
 
@@ -12,6 +13,7 @@ import onnx
 
 from rewriter.base.errors import EngineError
 from rewriter.ir.graph import attribute, display_name, draws_noise
+from rewriter.ir.graph.node_list import NodeList
 from rewriter.ir.model import STANDARD_DOMAINS, Array, Model, load, replace_items, walk_graphs, walk_nodes
 from rewriter.ir.model.graphs import weights_as_inputs
 from rewriter.ir.model.schemas import logical_name
@@ -24,7 +26,7 @@ from rewriter.runtime.engines.onnxruntime_library import (
     trains,
     value_of,
 )
-from rewriter.runtime.engines.protocol import Keep, Kernel, Variant
+from rewriter.runtime.engines.protocol import Kernel, Variant
 
 MAX_THREADS = 8
 """Reductions and small convolutions gain little from more, and builds often share the machine. At deployed
@@ -86,7 +88,9 @@ class LocalSession:
         self._inputs = {name: value_of(model.weights[name]) for name in inputs}
         self._constants = {name: value_of(model.weights[name]) for name in constants}
         options = _options(optimize, threads or min(MAX_THREADS, os.cpu_count() or 1))
-        options.enable_mem_reuse = _inlined_size(proto) < MANY_NODES
+        sizes = {(function.domain, function.name): len(function.node) for function in proto.functions}
+        inlined = sum(sizes.get((node.domain, node.op_type), 1) for node in proto.graph.node)
+        options.enable_mem_reuse = inlined < MANY_NODES
         if constants:
             options.add_external_initializers(list(self._constants), list(self._constants.values()))
         providers = _providers(gpu, tf32)
@@ -165,12 +169,6 @@ def _options(optimize: bool, threads: int) -> Any:
     return options
 
 
-def _inlined_size(proto: onnx.ModelProto) -> int:
-    """The nodes of the main graph once local functions are inlined."""
-    sizes = {(function.domain, function.name): len(function.node) for function in proto.functions}
-    return sum(sizes.get((node.domain, node.op_type), 1) for node in proto.graph.node)
-
-
 def _seed_noise(proto: onnx.ModelProto) -> bool:
     """Seeds nodes that draw noise by the names of their outputs, in all versions alike; True if it did."""
     found, graphs = False, list[Any](walk_graphs(proto.graph))
@@ -188,16 +186,13 @@ def _seed_noise(proto: onnx.ModelProto) -> bool:
 
 def _uniform_and_less(graph: Any, bernoulli: onnx.NodeProto) -> None:
     """Makes a RandomUniformLike of a Bernoulli, and a Less and a Cast after it."""
-    output, probability = bernoulli.output[0], bernoulli.input[0]
-    drawn, less = f"{output}/drawn", f"{output}/less"
+    output, later = bernoulli.output[0], list[onnx.NodeProto]()
     dtype = attribute(bernoulli, "dtype", onnx.TensorProto.FLOAT)
-    later = [
-        onnx.helper.make_node("Less", [drawn, probability], [less], less),
-        onnx.helper.make_node("Cast", [less], [output], f"{output}/cast", to=dtype),
-    ]
-    seeds = [item for item in bernoulli.attribute if item.name == "seed"]
-    bernoulli.op_type, bernoulli.output[0] = "RandomUniformLike", drawn
-    replace_items(bernoulli.attribute, seeds)
+    bernoulli.op_type, bernoulli.output[0] = "RandomUniformLike", f"{output}/drawn"
+    emit = NodeList(map(f"{output}/{{}}".format, count()), 9, later)
+    emit.write(f"y = Cast<to = {dtype}>(Less(x, p))", x=bernoulli.output[0], p=bernoulli.input[0])
+    later[-1].output[0] = output
+    replace_items(bernoulli.attribute, [item for item in bernoulli.attribute if item.name == "seed"])
     at = next(index for index, node in enumerate(graph.node) if node is bernoulli) + 1
     for node in reversed(later):
         graph.node.insert(at, node)
@@ -220,7 +215,7 @@ def _split(model: Model, *, all_constant: bool) -> tuple[onnx.ModelProto, list[s
     return proto, inputs, [name for name in detached if name not in set(inputs)]
 
 
-class OnnxRuntimeProgram:
+class OnnxRuntimeProgram(LocalSession):
     """A session on the ONNX file, without optimisations: it computes what the file says."""
 
     cuda_graph = False
@@ -235,15 +230,15 @@ class OnnxRuntimeProgram:
         model.proto.graph.output.extend(
             onnx.ValueInfoProto(name=name) for name in variant.outputs if name not in ports
         )
-        self._session = LocalSession(model, gpu=gpu, tf32=variant.tf32)
+        super().__init__(model, gpu=gpu, tf32=variant.tf32)
         self.library = f"onnxruntime {import_onnxruntime().__version__}"
         self._timed: Callable[[], object] | None = None
 
-    def run(self, feeds: Mapping[str, Array], keep: Keep | None = None) -> dict[str, Array]:
-        return self._session.run(feeds)
+    def run(self, feeds: Mapping[str, Array], _: Any = None) -> dict[str, Array]:
+        return super().run(feeds)
 
     def prepare(self, feeds: Mapping[str, Array]) -> None:
-        self._timed = self._session.bound(feeds)
+        self._timed = self.bound(feeds)
 
     def time_us(self) -> float:
         """Wall time until the device has finished."""
@@ -254,4 +249,4 @@ class OnnxRuntimeProgram:
 
     def close(self) -> None:
         self._timed = None
-        self._session.close()
+        super().close()

@@ -70,19 +70,15 @@ class StoredTensors(Mapping[str, Array]):
 
     def __getitem__(self, name: str) -> Array:
         file, dtype = self._files[name]
-        return _mapped(self._folder / file, dtype)
+        header_only = np.load(self._folder / file, mmap_mode="r")
+        array: Array = header_only if header_only.size else np.load(self._folder / file)
+        return array if array.dtype.name == dtype else array.view(getattr(ml_dtypes, dtype))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
 
     def __len__(self) -> int:
         return len(self._files)
-
-
-def _mapped(file: Path, dtype: str) -> Array:
-    header_only = np.load(file, mmap_mode="r")
-    array: Array = header_only if header_only.size else np.load(file)
-    return array if array.dtype.name == dtype else array.view(getattr(ml_dtypes, dtype))
 
 
 def spans_of(samples: Iterable[Mapping[str, Array]]) -> dict[str, Span]:

@@ -182,8 +182,14 @@ def table_sizes(model: Model) -> dict[str, int]:
     if not integers:
         return {}
     graph = open_graphs(model)[0]
-    found = {name: [_rows(graph, node) for node in _gathers(graph, name)] for name in integers}
-    return {name: min(rows) for name, rows in found.items() if rows}
+
+    def rows(gather: NodeProto) -> int:
+        """Size of the gathered axis; 1 if it is unknown, so that the index is 0."""
+        size = graph.size(gather.input[0], attribute(gather, "axis", 0))
+        return size if isinstance(size, int) and size > 0 else 1
+
+    found = {name: [*map(rows, _gathers(graph, name))] for name in integers}
+    return {name: min(sizes) for name, sizes in found.items() if sizes}
 
 
 def _gathers(graph: GraphEditor, name: str) -> list[NodeProto]:
@@ -195,12 +201,6 @@ def _gathers(graph: GraphEditor, name: str) -> list[NodeProto]:
 
     uses = ((node, tensor) for tensor in reachable([name], onward) for node in graph.consumers(tensor))
     return [node for node, tensor in uses if node.op_type == "Gather" and node.input[1] == tensor]
-
-
-def _rows(graph: GraphEditor, gather: NodeProto) -> int:
-    """Size of the gathered axis; 1 if it is unknown, so that the index is 0."""
-    size = graph.size(gather.input[0], attribute(gather, "axis", 0))
-    return size if isinstance(size, int) and size > 0 else 1
 
 
 CACHES = (("past_key_values.%s", "present.%s"), ("past_%s", "present_%s"))
@@ -239,19 +239,16 @@ def agreeing(
 ) -> Iterator[tuple[str, Array]]:
     """Positions that follow the past, by input; none for a model without caches."""
     caches, ports = cache_pairs(model), model.signature.inputs
-    lengths = [_past(port.shape, shapes[port.name]) for port in ports if port.name in caches]
+    lengths = list[int]()  # of the axis whose name says so, or of the last axis but one
+    for name, dims in ((port.name, port.shape or ()) for port in ports if port.name in caches):
+        past = [size for dim, size in zip(dims, shapes[name], strict=True) if "past" in str(dim)]
+        lengths += past[:1] or shapes[name][-2:-1]
     names = [_genai(model)[0].get(name, name) for name in POSITIONS]
     for port in ports if lengths else ():
         if port.name in names and (shape := shapes[port.name]):
             positions = np.arange(lengths[0], lengths[0] + shape[-1])
             limit = limits.get(port.name, 2**31) - 1
             yield port.name, np.broadcast_to(positions.clip(max=limit), shape)
-
-
-def _past(dims: Any, shape: tuple[int, ...]) -> int:
-    """The length of a cache: of the axis whose name says so, or of the last axis but one."""
-    named = (size for dim, size in zip(dims, shape, strict=True) if isinstance(dim, str) and "past" in dim)
-    return next(named, shape[-2])
 
 
 def _renamed(name: str, pattern: str, other: str) -> str:

@@ -24,6 +24,33 @@ SHAPE_TYPES = (TensorProto.INT32, TensorProto.INT64)
 
 
 @dataclass(frozen=True)
+class Room:
+    """The sizes that a model takes along its dynamic axes."""
+
+    # the smallest shapes that it runs with, by input; {} if they are not known
+    least: Mapping[str, Shape] = field(default_factory=dict)
+    # axes that cannot be longer than in the sample, as pairs of input and axis
+    rigid: frozenset[tuple[str, int]] = frozenset()
+    # axes that are one shorter than twice the sample where the others are doubled
+    one_less: frozenset[tuple[str, int]] = frozenset()
+
+    def profile(self, port: Port, span: Span) -> Span:
+        """The profile that is proposed: from the smallest shape to twice the samples' largest."""
+        low, usual, high = span
+        free = [port.shape is None or not isinstance(port.shape[axis], int) for axis in range(len(usual))]
+        if port.name in self.least:
+            low = self.least[port.name]
+        elif len(low) > 1 and free[0]:
+            low = (min(1, low[0]), *low[1:])
+        longer = [
+            varies and size > 1 and (port.name, axis) not in self.rigid
+            for axis, (size, varies) in enumerate(zip(high, free, strict=True))
+        ]
+        largest = (size << more for size, more in zip(high, longer, strict=True))
+        return low, usual, tuple(s - ((port.name, axis) in self.one_less) for axis, s in enumerate(largest))
+
+
+@dataclass(frozen=True)
 class DataSource:
     """Where samples came from."""
 
@@ -36,10 +63,7 @@ class DataSource:
     spans: Mapping[str, Span] = field(default_factory=dict)
     # the same of the values of small integer inputs, which may be shapes themselves
     values: Mapping[str, Span] = field(default_factory=dict)
-    # least, rigid, one_less: as in `sizes.Room`: what the model takes along its dynamic axes
-    least: Mapping[str, Shape] = field(default_factory=dict)
-    rigid: frozenset[tuple[str, int]] = frozenset()
-    one_less: frozenset[tuple[str, int]] = frozenset()
+    room: Room = field(default_factory=Room)
     # where the samples came from, file by file, in the order in which results are judged by them
     names: tuple[str, ...] = ()
     # sizes of random samples that nobody gave, by the name of the dimension or the axis

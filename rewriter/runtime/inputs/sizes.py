@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import combinations, islice, product
 
 import numpy as np
@@ -11,11 +10,11 @@ from onnx import NodeProto
 from rewriter.base.errors import ArithmeticRunError, EngineError
 from rewriter.ir.graph import GraphEditor, attribute, open_graphs, reachable
 from rewriter.ir.graph.ops import COMPUTE_BOUND, CONVOLUTIONS, PRODUCTS, RECURRENT
-from rewriter.ir.model import Array, Model, Port
+from rewriter.ir.model import Array, Model
 from rewriter.runtime.emulation import reference
 from rewriter.runtime.engines.onnxruntime import Session
-from rewriter.runtime.engines.tensor_files import Shape, Span
-from rewriter.runtime.inputs.samples import SHAPE_TYPES, Samples
+from rewriter.runtime.engines.tensor_files import Shape
+from rewriter.runtime.inputs.samples import SHAPE_TYPES, Room, Samples
 
 USUAL = (48, 64, 128, 256, 512, 320, 640, 32, 16, 1024, 4096, 16000)
 """Sizes of images, windows and sequences that networks are trained with, to try where nothing says more."""
@@ -128,33 +127,6 @@ def shape_inputs(model: Model) -> list[str]:
         )
 
     return [p.name for p in ports if any(map(decides, reachable([p.name], onward)))]
-
-
-@dataclass(frozen=True)
-class Room:
-    """The sizes that a model takes along its dynamic axes."""
-
-    # the smallest shapes that it runs with, by input; {} if they are not known
-    least: Mapping[str, Shape] = field(default_factory=dict)
-    # axes that cannot be longer than in the sample, as pairs of input and axis
-    rigid: frozenset[tuple[str, int]] = frozenset()
-    # axes that are one shorter than twice the sample where the others are doubled
-    one_less: frozenset[tuple[str, int]] = frozenset()
-
-    def profile(self, port: Port, span: Span) -> Span:
-        """The profile that is proposed: from the smallest shape to twice the samples' largest."""
-        low, usual, high = span
-        free = [port.shape is None or not isinstance(port.shape[axis], int) for axis in range(len(usual))]
-        if port.name in self.least:
-            low = self.least[port.name]
-        elif len(low) > 1 and free[0]:
-            low = (min(1, low[0]), *low[1:])
-        longer = [
-            varies and size > 1 and (port.name, axis) not in self.rigid
-            for axis, (size, varies) in enumerate(zip(high, free, strict=True))
-        ]
-        largest = (size << more for size, more in zip(high, longer, strict=True))
-        return low, usual, tuple(s - ((port.name, axis) in self.one_less) for axis, s in enumerate(largest))
 
 
 def room(model: Model, feeds: Mapping[str, Array]) -> Room:

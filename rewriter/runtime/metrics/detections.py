@@ -165,16 +165,16 @@ class Layout:
         classes = ours.scores[left].argmax(axis=1)
         away = np.abs(ours.scores[left, classes] - theirs.scores[right, classes])
         a, b = ours.corners[left], theirs.corners[right]
-        overlaps = overlap(*(self._corners(boxes) for boxes in (a, b)))
+        sides = [a, b]
+        if self.centres:
+            halves = [boxes[:, 2:] / 2.0 for boxes in sides]
+            pairs = zip((boxes[:, :2] for boxes in sides), halves, strict=True)
+            sides = [np.concatenate([centre - half, centre + half], axis=1) for centre, half in pairs]
+        overlaps = overlap(*sides)
         size = TOLERANCES["fp16"].value * float(np.abs(ours.corners).max(initial=0.0))
         near = (overlaps >= SAME_PLACE) | (np.abs(a - b).max(axis=1, initial=0.0) <= size)  # boxes of a pixel
         same = near & (away <= SCORE_STEP) & (ours.labels[left] == theirs.labels[right])
         return same, overlaps, away
-
-    def _corners(self, boxes: Array) -> Array:
-        if not self.centres:
-            return boxes
-        return np.concatenate([boxes[:, :2] - boxes[:, 2:] / 2.0, boxes[:, :2] + boxes[:, 2:] / 2.0], axis=1)
 
 
 def overlap(a: Array, b: Array) -> Array:

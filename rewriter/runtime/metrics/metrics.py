@@ -129,16 +129,12 @@ def top_k(k: int) -> Callable[[Pair], float]:
     """Share of rows along the last axis whose `k` largest entries are the same set."""
 
     def agreement(pair: Pair) -> float:
-        expected, actual = (_best(array, k) for array in pair.wide)
+        rows = [array.reshape(-1, array.shape[-1] if array.ndim else 1) for array in pair.wide]
+        # positions of the largest entries of each row, in order; ties go to the first
+        expected, actual = (np.sort(np.argsort(-a, axis=-1, kind="stable")[:, :k], axis=-1) for a in rows)
         return float(np.mean(np.all(expected == actual, axis=-1))) if pair.expected.size else 1.0
 
     return agreement
-
-
-def _best(array: Array, k: int) -> Array:
-    """Positions of the `k` largest entries of each row, in order of position; ties go to the first."""
-    rows = array.reshape(-1, array.shape[-1] if array.ndim else 1)
-    return np.sort(np.argsort(-rows, axis=-1, kind="stable")[:, :k], axis=-1)
 
 
 DETECTIONS = "detections"  # the metric of models that select their rows

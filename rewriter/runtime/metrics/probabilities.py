@@ -146,7 +146,10 @@ def probabilities(model: Model) -> dict[str, Probabilities]:
         node = ends[0]
         if node is not None and operators in ({"Softmax"}, {"LogSoftmax"}, {"Sigmoid"}):
             rank, alone = len(port.shape or ()), moved or node.op_type == "Sigmoid"
-            classes = None if alone else _class_axis(node, rank, model.opset or 1)
+            old = model.opset < FIRST_PLAIN_AXIS  # such sets join axes, unless it is the last one
+            axis = attribute(node, "axis", 1 if old else -1)
+            axis = axis if axis < 0 else axis - rank if rank else None
+            classes = None if alone or (old and axis != -1) else axis
             reason = f"{display_name(node)} ({node.op_type}) makes it"
             by_name[port.name] = Probabilities(reason, classes, node.op_type == "LogSoftmax")
         elif scores := next(filter(None, (_scores(end, made_by, constants) for end in ends)), None):
@@ -202,13 +205,6 @@ def _ends(tensor: str, made_by: Mapping[str, NodeProto]) -> tuple[list[NodeProto
         else:
             ends.append(node)
     return ends, moved
-
-
-def _class_axis(node: NodeProto, rank: int, opset: int) -> int | None:
-    """The axis of a Softmax, from the end; None where older operator sets join axes, or it is not known."""
-    axis = attribute(node, "axis", -1 if opset >= FIRST_PLAIN_AXIS else 1)
-    from_end = axis if axis < 0 else axis - rank if rank else None
-    return from_end if from_end == -1 or opset >= FIRST_PLAIN_AXIS else None
 
 
 def probability_error(kind: Probabilities, pair: Pair, tolerance: float) -> ProbabilityError:

@@ -79,20 +79,17 @@ def matched(
         expected, actual = ({name: side[name][None] for name in names} for side in (expected, actual))
     batch, total = expected[names[0]].shape[:2]
     keep = math.ceil(total * SET_SHARE)
-    order = [_match([(expected[n][i], actual[n][i]) for n in names], keep) for i in range(batch)]
+    order = list[tuple[Array, Array]]()  # row numbers on both sides of the best pairs
+    for i in range(batch):
+        cost = np.sum([_distances(expected[n][i], actual[n][i]) for n in names], axis=0)
+        columns = assignment(cost)
+        best = np.argsort(cost[np.arange(total), columns], kind="stable")[:keep]
+        order.append((best, columns[best]))
     for name in names:
         left = np.stack([expected[name][i][rows] for i, (rows, _) in enumerate(order)])
         right = np.stack([actual[name][i][rows] for i, (_, rows) in enumerate(order)])
         pair = Pair(left, right) if axis else Pair(left[0], right[0])
         yield name, pair, f"rows matched as sets, best {keep} of {total}"
-
-
-def _match(pairs: Sequence[tuple[Array, Array]], keep: int) -> tuple[Array, Array]:
-    """Row numbers on both sides of the `keep` best pairs; `pairs` hold [rows, ...] of every output."""
-    cost = np.sum([_distances(a, b) for a, b in pairs], axis=0)
-    left, right = np.arange(len(cost)), assignment(cost)
-    best = np.argsort(cost[left, right], kind="stable")[:keep]
-    return left[best], right[best]
 
 
 def _distances(a: Array, b: Array) -> Array:

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
 from onnx import NodeProto, helper
 
-from rewriter.ir.graph import constant_value, display_name
+from rewriter.ir.graph import constant_value, display_name, reads
 from rewriter.ir.graph.weights import ChannelKey
 from rewriter.ir.model import Array, Model, walk_graphs
 from rewriter.ir.model.graphs import schema_of
 from rewriter.ir.model.tensors import FLOATS, release
-from rewriter.ir.plan import HEADROOM, Range
+from rewriter.ir.plan import HEADROOM, Range, node_key
 from rewriter.runtime.engines.onnxruntime import Session, qualified
 from rewriter.runtime.engines.onnxruntime_library import NoKernelError
 from rewriter.runtime.ranges.instrument import Instrumented, instrument
@@ -212,3 +212,47 @@ class _Unsupported:
     def _kind(self, node: NodeProto, scope: int) -> tuple[str, tuple[int, ...] | None]:
         facts = self._facts.scopes[scope]
         return qualified(node), tuple(facts[n].dtype if n in facts else 0 for n in node.input)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorAtDepth:
+    """One measured tensor and its place in the network."""
+
+    # index among the nodes with measured results, in graph order; bodies of branches and loops follow their
+    # graph. A constant has the depth of the first node that reads it
+    depth: int
+    tensor: str  # its name; `node`, `op`: its producer, or the reader of a constant
+    node: str
+    op: str
+    key: str
+    range: Range
+    constant: bool = False
+
+
+def along_depth(model: Model, ranges: Mapping[Key, Range]) -> tuple[TensorAtDepth, ...]:
+    """Returns every tensor of the model that has a range, in the order of its graphs and nodes."""
+    found: list[TensorAtDepth] = []
+    depth = 0
+    for scope, graph in enumerate(walk_graphs(model.proto.graph)):
+        constants = {tensor.name for tensor in graph.initializer}
+        constants.update(node.output[0] for node in graph.node if node.op_type == "Constant")
+        for node in graph.node:
+            if node.op_type != "Constant":
+                tensors = list(_of_node(scope, node, depth, constants, ranges))
+                found.extend(tensors)
+                depth += any(not tensor.constant for tensor in tensors)
+    return tuple(found)
+
+
+def _of_node(
+    scope: int, node: NodeProto, depth: int, constants: set[str], ranges: Mapping[Key, Range]
+) -> Iterator[TensorAtDepth]:
+    """The node's results, and the constants that no earlier node reads, which leave `constants`."""
+    name, key = display_name(node), node_key(scope, node)
+    for output in node.output:
+        if (scope, output) in ranges:
+            yield TensorAtDepth(depth, output, name, node.op_type, key, ranges[scope, output])
+    for tensor in dict.fromkeys(reads(node)):
+        if tensor in constants and (scope, tensor) in ranges:
+            constants.discard(tensor)
+            yield TensorAtDepth(depth, tensor, name, node.op_type, key, ranges[scope, tensor], constant=True)
