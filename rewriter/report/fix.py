@@ -72,7 +72,10 @@ def rows(result: FixResult, *, everything: bool) -> Iterator[Row]:
         yield "Remedy", conclusion.remedy
     yield from _errors(result, None if everything else OUTPUTS)
     yield from _latency(result)
-    causes = _causes(result) if everything else [_with_short_names(cause) for cause in _causes(result)]
+    causes = _causes(result)
+    for index, cause in enumerate([] if everything else causes):
+        for name, short in shortened(NAME.findall(cause)).items():  # two names stay two
+            causes[index] = causes[index].replace(name, short)
     yield from first_rows("Wrong", causes, None if everything else CAUSES)
     yield from _done(result)
     yield from first_rows("Repair", result.repairs, None if everything else REPAIRS)
@@ -145,13 +148,6 @@ def _causes(result: FixResult) -> list[str]:
     if all(output.finite for output in held):
         return [f"plain {low} is NOT within the tolerance, by rounding: no value is out of range"]
     return []
-
-
-def _with_short_names(cause: str) -> str:
-    """The sentence with long names cut at the front; two names stay two."""
-    for name, short in shortened(NAME.findall(cause)).items():
-        cause = cause.replace(name, short)
-    return cause
 
 
 def _done(result: FixResult) -> Iterator[Row]:
@@ -269,14 +265,20 @@ def _decisions(plan: Plan, graph_of: Callable[[str], str]) -> Table:
 
 
 def as_dict(result: FixResult) -> dict[str, Any]:
-    model, following = result.model, next_step(result)
+    model, following, plan = result.model, next_step(result), None
+    if result.plan is not None:
+        nodes: dict[str, list[Any]] = {"fp32": [], "bf16": []}
+        for decision in result.plan.decisions:
+            fields = {name: value for name, value in vars(decision).items() if name != "key"}
+            nodes[fields.pop("repair")].append(fields)
+        plan = {**attributes(result.plan, "precision", "io", "float_nodes"), **nodes}
     own = {
         "ending": result.ending,
         "input": model.path,
         "target": str(result.target),
         "probe": result.target.known_from or None,
         "opset": model.opset,
-        "plan": _plan_dict(result.plan) if result.plan else None,
+        "plan": plan,
         "data": data_dict(result.data),
         "checks": [checks.check_dict(check) for check in result.checks],
         "before": [checks.output_dict(output) for output in result.before],
@@ -287,15 +289,6 @@ def as_dict(result: FixResult) -> dict[str, Any]:
     names = "output script pipeline passes causes before_value warnings seconds repairs verified"
     words = [*names.split(), "proven", "gaps", "conclusion", "latency_shares"]
     return document({**own, **attributes(result, *words)})
-
-
-def _plan_dict(plan: Plan) -> dict[str, Any]:
-    nodes: dict[str, list[Any]] = {"fp32": [], "bf16": []}
-    for decision in plan.decisions:
-        fields = dict(vars(decision))
-        del fields["key"]
-        nodes[fields.pop("repair")].append(fields)
-    return {"precision": plan.precision, "io": plan.io, "float_nodes": plan.float_nodes, **nodes}
 
 
 PROPOSED = (

@@ -172,15 +172,12 @@ def shortened(names: Iterable[str]) -> dict[str, str]:
 
     Names that would have one form stay whole.
     """
-    forms = {name: name if len(name) <= NAME_WIDTH else _tail(name) for name in names}
+    forms = {name: name for name in names}
+    for name in (name for name in forms if len(name) > NAME_WIDTH):
+        tail = name[-(NAME_WIDTH - 3) :]
+        forms[name] = "..." + (tail[max(tail.find("/"), 0) :] if tail.find("/") < len(tail) - 1 else tail)
     taken = Counter(forms.values())
     return {name: form if taken[form] == 1 else name for name, form in forms.items()}
-
-
-def _tail(name: str) -> str:
-    tail = name[-(NAME_WIDTH - 3) :]
-    cut = tail.find("/")
-    return "..." + (tail[cut:] if cut >= 0 and len(tail) - cut > 1 else tail)
 
 
 def listed(names: Sequence[str], most: int | None = None) -> str:

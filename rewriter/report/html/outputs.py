@@ -3,7 +3,7 @@
 import base64
 import struct
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,7 +116,7 @@ def form_of(name: str, side: SideBySide, scores: bool) -> Form:
     if array.ndim and (scores or array.dtype.kind in "iu"):
         title = _title_of_words(array, boxed)
         return Form(title, words=words_of(name, side) if title else ())
-    if wave := wave_of(name, _models(side)) if array.ndim else None:
+    if wave := wave_of(name, side) if array.ndim else None:
         return Form("Waveform", wave=wave)
     return Form()
 
@@ -135,25 +135,33 @@ def _title_of_words(array: Array, boxed: Collection[int]) -> str:
     return "Best classes" if array.ndim < 3 else "Best text id of each position"
 
 
-def _models(side: SideBySide) -> dict[str, Outputs]:
-    """The outputs of the original, in plain reduced precision, and of the result, by CSS class."""
-    return {"was": side.expected, "plain": side.plain.outputs, "fixed": side.fixed.outputs}
+class _Model(NamedTuple):
+    """The outputs of a model in the sample; `kind` is a CSS class."""
+
+    kind: str
+    name: str
+    outputs: Outputs
+
+
+def _models(side: SideBySide) -> tuple[_Model, ...]:
+    plain, fixed = side.plain, side.fixed
+    original = _Model("was", "Original in FP32", side.expected)
+    return original, _Model("plain", plain.name, plain.outputs), _Model("fixed", fixed.name, fixed.outputs)
 
 
 def masks_of(name: str, side: SideBySide) -> Iterator[Image]:
     """Yields the classes of the pixels as colours, by model, and where the result differs."""
     pictures = [a.shape[-2:] for a in side.inputs.values() if a.ndim > 3 and _seen(a) is not None]
-    names = {"was": "Original in FP32", "plain": side.plain.name, "fixed": "Fixed"}
     found = dict[str, Array]()
-    for kind, outputs in _models(side).items():
+    for kind, caption, outputs in _models(side):
         classes = classes_of_pixels(outputs[name], pictures) if name in outputs else None
         if classes is None and kind == "was":
             return
         if classes is not None:
             found[kind] = classes
             height, width = classes.shape
-            alt = f"classes of {name}, {width} x {height}, {names[kind]}"
-            yield Image(data_uri(mask_pixels(classes)), names[kind], alt)
+            pixels = PALETTE[shrunk(classes).astype(np.int64) % MOST_CLASSES]
+            yield Image(data_uri(pixels), caption, f"classes of {name}, {width} x {height}, {caption}")
     if "fixed" in found:
         differs = found["was"] != found["fixed"]
         caption = f"{100 * differs.mean():.2g} % of the pixels have another class in the fixed model"
@@ -199,7 +207,7 @@ def boxes_of(name: str, side: SideBySide) -> Boxes | None:
         return None
     array, seen = inputs[0]
     sides = array.shape[-2:] if array.shape[-3] in (1, 3) else array.shape[-3:-1]
-    candidates = ((kind, best_boxes(name, outputs)) for kind, outputs in _models(side).items())
+    candidates = ((model.kind, best_boxes(name, model.outputs)) for model in _models(side))
     rows = [(kind, best) for kind, best in candidates if best is not None]
     if not rows or rows[0][0] != "was":
         return None
@@ -207,28 +215,20 @@ def boxes_of(name: str, side: SideBySide) -> Boxes | None:
     spread = 1.0 / np.tile(sides[::-1], 2) if pixels else np.ones(4)
     corners = bool((rows[0][1][:, 2:4] > rows[0][1][:, :2]).all())  # else centre, width and height
     height, width = seen.shape[:2]
-    drawn = [(kind, _rectangles(best * spread, corners, width, height)) for kind, best in rows]
+
+    def rectangle(a: float, b: float, c: float, d: float) -> tuple[float, float, float, float]:
+        x, y, w, h = (a, b, c - a, d - b) if corners else (a - c / 2, b - d / 2, c, d)
+        return round(x, 1), round(y, 1), round(max(w, 0.0), 1), round(max(h, 0.0), 1)
+
+    scale = spread * [width, height, width, height]
+    drawn = [(kind, [rectangle(*box) for box in (best * scale).tolist()]) for kind, best in rows]
     alt = f"The {len(rows[0][1])} best boxes of {name}: original, plain and fixed"
     return Boxes(data_uri(seen), width, height, drawn, alt)
 
 
-def _rectangles(
-    rows: Array, corners: bool, width: int, height: int
-) -> list[tuple[float, float, float, float]]:
-    boxes = []
-    for a, b, c, d in (rows * [width, height, width, height]).tolist():
-        x, y, w, h = (a, b, c - a, d - b) if corners else (a - c / 2, b - d / 2, c, d)
-        boxes.append((round(x, 1), round(y, 1), round(max(w, 0.0), 1), round(max(h, 0.0), 1)))
-    return boxes
-
-
 def words_of(output: str, side: SideBySide) -> Words:
     """The best classes or tokens of each model, each with True where it is the original's."""
-    models = (
-        ("Original", side.expected),
-        (side.plain.name, side.plain.outputs),
-        ("Fixed", side.fixed.outputs),
-    )
+    models = (("Original" if m.kind == "was" else m.name, m.outputs) for m in _models(side))
     chosen = [(name, best_classes(outputs[output])) for name, outputs in models if output in outputs]
     return [
         (name, [(word, word == was) for word, was in zip(words, chosen[0][1], strict=False)])
@@ -268,20 +268,15 @@ def classes_of_pixels(array: Array, pictures: Sequence[tuple[int, int]]) -> Arra
     return np.asarray(np.nan_to_num(array[0]).argmax(axis=0)) if alike else None
 
 
-def mask_pixels(classes: Array) -> Array:
-    """A map of classes as colours, [H, W, 3]."""
-    return PALETTE[shrunk(classes).astype(np.int64) % MOST_CLASSES]
-
-
 def shrunk(pixels: Array) -> Array:
     """Every k-th pixel of [H, W], so that the longer side fits."""
     step = -(-max(pixels.shape) // LARGEST_SIDE)
     return pixels[::step, ::step]
 
 
-def wave_of(name: str, models: Mapping[str, Mapping[str, Array]]) -> Wave | None:
-    """The waveform of an output in every model, by CSS class; None if the first of them is no waveform."""
-    original = next(iter(models.values()))[name]
+def wave_of(name: str, side: SideBySide) -> Wave | None:
+    """The waveform of an output in every model; None if the original's is no waveform."""
+    original = side.expected[name]
     if original.ndim == 0 or original.shape[-1] < SHORTEST_WAVE or original.dtype.kind != "f":
         return None
     wave = original.reshape(-1, original.shape[-1])[0].astype(np.float64)
@@ -293,7 +288,7 @@ def wave_of(name: str, models: Mapping[str, Mapping[str, Array]]) -> Wave | None
     if (centred[1:] * centred[:-1]).mean() < SMOOTH * spread**2 or abs(wave.mean()) > spread:
         return None
     top = float(np.abs(wave).max())
-    lines = [(kind, _envelope(outputs[name], top)) for kind, outputs in models.items() if name in outputs]
+    lines = [(m.kind, _envelope(m.outputs[name], top)) for m in _models(side) if name in m.outputs]
     return Wave(COLUMNS, HEIGHT, lines, f"waveform {name}, {len(wave)} samples: original, plain and fixed")
 
 
