@@ -88,7 +88,7 @@ def _word(word: str) -> str:
     return f"$'{one_line(escaped)}'"
 
 
-MOST_ROWS = 12
+MOST_ROWS = 16
 """Rows of a summary: what a result holds beyond them is in its attributes and in the report."""
 
 WIDTH = 160  # characters of a row's text

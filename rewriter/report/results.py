@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from rewriter.base.text import Row, Summary, count, figure, listed
+from rewriter.base.text import Row, Summary, count
 from rewriter.jobs.fix.provenance import worse_text
 from rewriter.jobs.fix.result import FixOutcome, Kind
 from rewriter.jobs.verify import VerifyOutcome
@@ -143,13 +143,6 @@ def _gain(share: float, of: str, source: str = "") -> str:
     return f"{'slower than' if share > 1.0 / NO_GAIN else 'as slow as'} {of}: {100 * share:.0f} %{source}"
 
 
-def _check_rows(checks: Iterable[Check]) -> Iterator[Row]:
-    """The checks, each with its outcome."""
-    for check in checks:
-        outcome = {True: "passed", False: "FAILED", None: "not possible"}[check.passed]
-        yield check.name, f"{outcome}: {check.summary}"
-
-
 @dataclass(frozen=True)
 class Conclusion:
     """How a run ended, and why; `FixResult.ending` has the words of the first line."""
@@ -220,18 +213,10 @@ class FixResult(FixOutcome, Summary):
         return tuple(_gap(k, self.checks, self.data, end.worse, end.no_build) for k in self.gap_kinds)
 
     def summary(self) -> Iterator[Row]:
-        yield "verdict", self.ending
-        if self.conclusion.limit:
-            yield "limit", self.conclusion.limit
-            yield "remedy", self.conclusion.remedy
-        yield from _check_rows(self.checks)
-        yield from (("remark", remark) for remark in self.conclusion.remarks)
-        yield from listed("causes", map(str, self.causes), 3)
-        if self.plan is not None:
-            yield "plan", f"{len(self.plan.fp32)} of {count(self.plan.float_nodes, 'float node')} in FP32"
-        if self.data is not None:
-            yield "data", self.data.text
-        yield "written", str(self.output) if self.output else "nothing: rewriter.save(result.model, path)"
+        from rewriter.report import fix
+
+        yield "Verdict", fix.verdict_line(self)
+        yield from fix.rows(self, everything=False)
 
 
 def _remarks(result: FixOutcome) -> Iterator[str]:
@@ -381,11 +366,7 @@ class VerifyResult(VerifyOutcome, Summary):
         return self.passed and not self.gaps
 
     def summary(self) -> Iterator[Row]:
-        yield "verdict", self.ending
-        yield "engine", f"{self.engine} on {self.device}"
-        yield from _check_rows(self.checks)
-        errors = (f"{o.name}: relative L2 {figure(o.relative_l2)}" for o in self.outputs)
-        yield from listed("outputs", errors, 3)
-        if self.latency is not None:
-            yield "latency", f"{self.latency.median_us:.1f} us"
-        yield "data", self.data.text
+        from rewriter.report import verify
+
+        yield "Verdict", verify.verdict_line(self)
+        yield from verify.rows(self)
