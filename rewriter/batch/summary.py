@@ -144,34 +144,23 @@ FAILURES = ("failed", "unbuildable")
 
 def as_junit(summary: Summary) -> str:
     """The text of an XML file as Jenkins, GitLab and GitHub read it: a test case for each model."""
-    outcomes = [outcome for _, outcome in summary.records]
-    failures = sum(outcome.ending in FAILURES for outcome in outcomes)
-    errors = sum(not outcome.passed for outcome in outcomes) - failures
-    failures += summary.loop is not None and summary.loop.passed is False
-    counts = {
-        "tests": str(len(outcomes) + (summary.loop is not None)),
-        "failures": str(failures),
-        "errors": str(errors),
-    }
+    cases = list[tuple[str, float, str, str, str]]()  # name, seconds, "" or kind of failure, type, text
+    for entry, outcome in summary.records:
+        kind = "" if outcome.passed else "failure" if outcome.ending in FAILURES else "error"
+        cases.append((entry.name, outcome.seconds, kind, outcome.ending, outcome.text))
+    if summary.loop is not None:
+        kind = "failure" if summary.loop.passed is False else ""
+        cases.append(("closed loop", summary.loop.seconds, kind, "failed", verdict_line(summary.loop)))
+    counts = {f"{kind}s": str(sum(case[2] == kind for case in cases)) for kind in ("failure", "error")}
+    counts = {"tests": str(len(cases)), **counts}
     suites = Element("testsuites", counts)
     suite = SubElement(suites, "testsuite", {**counts, "name": "rewriter batch"})
     suite.set("time", f"{summary.seconds:.3f}")
-    for entry, outcome in summary.records:
-        case = SubElement(suite, "testcase", name=_xml(entry.name), classname="rewriter.batch")
-        case.set("time", f"{outcome.seconds:.3f}")
-        if outcome.passed:
-            SubElement(case, "system-out").text = _xml(outcome.text)
-        else:
-            kind = "failure" if outcome.ending in FAILURES else "error"
-            part = SubElement(case, kind, type=outcome.ending, message=_xml(outcome.text))
-            part.text = _xml(f"{entry.name}: {outcome.text}")
-    if summary.loop is not None:
-        case = SubElement(suite, "testcase", name="closed loop", classname="rewriter.batch")
-        text = _xml(verdict_line(summary.loop))
-        if summary.loop.passed is False:
-            SubElement(case, "failure", type="failed", message=text).text = text
-        else:
-            SubElement(case, "system-out").text = text
+    for name, seconds, kind, ending, text in cases:
+        case = SubElement(suite, "testcase", name=_xml(name), classname="rewriter.batch")
+        case.set("time", f"{seconds:.3f}")
+        more = {"type": ending, "message": _xml(text)} if kind else {}
+        SubElement(case, kind or "system-out", more).text = _xml(f"{name}: {text}" if kind else text)
     indent(suites)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + tostring(suites, encoding="unicode") + "\n"
 

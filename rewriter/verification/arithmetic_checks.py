@@ -20,7 +20,6 @@ from rewriter.passes.base import Pass
 from rewriter.runtime.emulation import Accumulation, emulation, reference, rounded, sums
 from rewriter.runtime.emulation.divergence import NodeError, diverge
 from rewriter.runtime.emulation.recurrences import kept_whole
-from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.metrics.detections import Detections
 from rewriter.runtime.metrics.outputs import Allowance, OutputComparison, worst_of_samples
 from rewriter.runtime.metrics.pairwise_error import degenerate
@@ -197,8 +196,7 @@ def conditioning(model: Model, samples: Sequence[Outputs], expected: Expected) -
     flipped = ((_rounded_before_quantisers(wide, dtype, unit), share) for dtype, unit, share in flips)
     for variant, share in chain([(wide, 1.0)], flipped):
         try:
-            with Session(variant, optimize=variant is wide) as session:
-                outputs = [session.run(sample) for sample in samples]
+            outputs = run_all(variant, samples, optimize=variant is wide)
         except ArithmeticRunError:
             continue
         judged = compare_outputs(expected.of_model, outputs, _distance(model), parts=expected.parts)

@@ -174,12 +174,14 @@ def with_states(model: Model) -> Model:
     return result
 
 
-def run_all(model: Model, samples: Iterable[Mapping[str, Array]]) -> list[dict[str, Array]]:
-    """Returns the outputs of an FP32 model on ONNX Runtime for each sample, without optimisations."""
+def run_all(
+    model: Model, samples: Iterable[Mapping[str, Array]], *, optimize: bool = False
+) -> list[dict[str, Array]]:
+    """Returns the outputs of an FP32 model on ONNX Runtime for each sample, as a rule not optimised."""
     fed = list(samples)
     if not fed:
         return []
-    with Session(model) as session:
+    with Session(model, optimize=optimize) as session:
         return [session.run(sample) for sample in fed]
 
 

@@ -30,26 +30,9 @@ from rewriter.runtime.inputs.sizes import at_shapes
 from rewriter.runtime.metrics.tolerances import TOLERANCES, precision_of
 from rewriter.runtime.ranges import measure as measure_ranges
 from rewriter.target import Target
-from rewriter.verification.arithmetic_checks import (
-    Rounds,
-    as_fp32,
-    as_original,
-    check_emulation,
-    check_structure,
-    conditioning,
-    errs_by_chance,
-    excused,
-    fp32_products,
-    limited_by_tf32,
-    quantisers,
-    without_tf32,
-)
-from rewriter.verification.build_check import (
-    BuildExpectation,
-    check_build,
-    check_operators,
-    expectation,
-)
+from rewriter.verification import arithmetic_checks as arithmetic
+from rewriter.verification import build_check as building
+from rewriter.verification.arithmetic_checks import Rounds
 from rewriter.verification.compare_runs import RunComparison, Standard, compare_outputs, run_check
 from rewriter.verification.expected import Expected, Outputs, as_declared, expected_outputs, run_all
 from rewriter.verification.profile_check import Shapes, ends, profile_check
@@ -125,12 +108,12 @@ class Verifier:
             return
         with self.stage("comparing the rewritten model"):
             chosen = [outputs[index] for index in self.indices] if outputs else None
-            check = check_structure(self.expected, structured, changed, self.samples, chosen)
+            check = arithmetic.check_structure(self.expected, structured, changed, self.samples, chosen)
             if check.passed is False and began_on_cuda():
                 with on_cuda(False):
                     expected = expected_outputs(self.original, self.samples, self.against)
-                    check = check_structure(expected, structured, changed, self.samples)
-            yield excused(check, lambda: self.conditioning)
+                    check = arithmetic.check_structure(expected, structured, changed, self.samples)
+            yield arithmetic.excused(check, lambda: self.conditioning)
 
     def emulated(self, fixed: Model, precision: str, sums: Accumulation) -> Check:
         """Emulates the planned types; TF32 for a model in FP32. What misses is tried without TF32, too."""
@@ -138,7 +121,7 @@ class Verifier:
         with self.stage("comparing outputs"):
             held = self.standards[precision]
             emulate = partial(
-                check_emulation,
+                arithmetic.check_emulation,
                 self.expected,
                 fixed,
                 precision,
@@ -149,9 +132,9 @@ class Verifier:
             )
             engine = "its FP32 engine (TF32, emulated)"
             check = self.excused(emulate(), fixed, lambda: self.emulated_fp32, engine)
-            if not fp32_products(fixed):
+            if not arithmetic.fp32_products(fixed):
                 return check
-            return without_tf32(check, lambda: self.beside_original(emulate(tf32=False)))
+            return arithmetic.without_tf32(check, lambda: self.beside_original(emulate(tf32=False)))
 
     def excused(
         self, check: Check, fixed: Model | None = None, rounds: Callable[[], Rounds] = list, engine: str = ""
@@ -167,26 +150,28 @@ class Verifier:
             check = self.beside_original(check)
             if check.passed is not False or self.asked or fixed is None:
                 return check
-            check = as_original(check, RunComparison(tuple(map(tuple, rounds()))))
+            check = arithmetic.as_original(check, RunComparison(tuple(map(tuple, rounds()))))
             return replace(check, excuse="as-fp32") if check.passed else check
-        check = excused(check, lambda: self.conditioning, quantised=bool(quantisers(self.original)))
+        check = arithmetic.excused(
+            check, lambda: self.conditioning, quantised=bool(arithmetic.quantisers(self.original))
+        )
         if fixed is None:
             return check
-        chance = errs_by_chance(fixed)
-        return as_fp32(check, rounds, engine, by_chance=chance, parts_alone=self.asked)
+        chance = arithmetic.errs_by_chance(fixed)
+        return arithmetic.as_fp32(check, rounds, engine, by_chance=chance, parts_alone=self.asked)
 
     def beside_original(self, check: Check) -> Check:
         """The check, where outputs may be as far from `against` as the original's; the same without one."""
-        return check if self.against is None else as_original(check, self.own, asked=self.asked)
+        return check if self.against is None else arithmetic.as_original(check, self.own, asked=self.asked)
 
     def at_last(self, check: Check, fixed: Model, precision: str) -> Check:
         """The check of the result itself: one whose error TF32 explains is no failure, and no proof."""
         if check.name != "run":
-            return limited_by_tf32(check, lambda: self.emulated_fp32, asked=self.asked)
+            return arithmetic.limited_by_tf32(check, lambda: self.emulated_fp32, asked=self.asked)
         if self.settings is not None and this_machine.ENGINES[self.settings.engine].on_gpu:
             exact = partial(self._without_tf32, fixed, precision)
-            check = without_tf32(check, exact) if fp32_products(fixed) else check
-        return limited_by_tf32(check, lambda: self.fp32_engine, asked=self.asked)
+            check = arithmetic.without_tf32(check, exact) if arithmetic.fp32_products(fixed) else check
+        return arithmetic.limited_by_tf32(check, lambda: self.fp32_engine, asked=self.asked)
 
     def _without_tf32(self, fixed: Model, precision: str) -> Check:
         """Builds and runs a model whose FP32 products are exact."""
@@ -284,7 +269,7 @@ class Verifier:
 
     def operators(self, fixed: Model, plan: Plan | None = None) -> Check | None:
         """The failed check of what the target refuses by the table of operators; None if it takes all."""
-        return check_operators(self.expectation(fixed, plan))
+        return building.check_operators(self.expectation(fixed, plan))
 
     def not_run(self) -> Iterator[str]:
         """Yields a warning if results are built, but no GPU runs them."""
@@ -305,7 +290,7 @@ class Verifier:
         path = self.file(original, "original", original)
         with self.stage("building an engine"):
             any_network = replace(self.expectation(original), layer_normalizations=0, tensor_types={})
-            check = check_build(path, any_network, self._build_options(), self.timeout_s)
+            check = building.check_build(path, any_network, self._build_options(), self.timeout_s)
             return replace(check, name=ORIGINAL)
 
     @cached_property
@@ -320,7 +305,7 @@ class Verifier:
         """Error of each output when the original's sums run in another order; needed where a check fails."""
         if self.expected is None:
             return {}
-        return conditioning(self.original, self.samples, self.expected)
+        return arithmetic.conditioning(self.original, self.samples, self.expected)
 
     @cached_property
     def fp32_engine(self) -> Rounds:
@@ -357,7 +342,9 @@ class Verifier:
         wide, expected, held = import_float64(original), self.expected, _tf32(original)
         if wide is not original:
             expected = expected_outputs(wide, self.samples, self.against)
-        return check_emulation(expected, reference(wide), "fp32", self.samples, "fp32", held).rounds
+        return arithmetic.check_emulation(
+            expected, reference(wide), "fp32", self.samples, "fp32", held
+        ).rounds
 
     @cached_property
     def lost_float64(self) -> str:
@@ -428,13 +415,13 @@ class Verifier:
         """Builds the file of a model; the engine is kept in `engine`, if that is given."""
         with self.stage("building an engine"):
             expected = self.expectation(fixed, plan)
-            return check_build(path, expected, self._build_options(engine), self.timeout_s)
+            return building.check_build(path, expected, self._build_options(engine), self.timeout_s)
 
-    def expectation(self, fixed: Model, plan: Plan | None = None) -> BuildExpectation:
+    def expectation(self, fixed: Model, plan: Plan | None = None) -> building.BuildExpectation:
         """The network that a model must have."""
         in_range = plan.norms_in_range if plan is not None else frozenset[str]()
         plugins = None if self.deployment.plugins else self.plugin_types
-        return expectation(fixed, in_range, this_machine.parser_here(self.target), plugins)
+        return building.expectation(fixed, in_range, this_machine.parser_here(self.target), plugins)
 
     def run_check(
         self, outcomes: Sequence[EngineOutcome], fixed: Model, precision: str, start: float

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -245,7 +245,10 @@ def _compared(
             if result.passed or not loop.has_time or not repair(file, step, limit / result.error):
                 continue
             current[file.name] = answers.of(file.name, load(fixed[file.name]))
-            result = _tried(result, file.name, step, loop.stream(current, "running the repaired file"))
+            if (stream := loop.stream(current, "running the repaired file")) is not None:
+                ending = _ending(stream, limit)
+                repairs = (*result.repairs, Repair(file.name, step, stream.error, ending != "failed"))
+                result = replace(result, ending=ending, fixed=stream, repairs=repairs)
         if result.passed is False and waiting:
             result = _blamed(loop, result, {name: current[name] for name in waiting})
     return result
@@ -255,14 +258,6 @@ def _ending(stream: Stream, limit: float) -> LoopEnding:
     if not stream.error <= limit:
         return "failed"
     return "as-original" if stream.same else "within-limit"
-
-
-def _tried(result: LoopResult, file: str, step: Step, stream: Stream | None) -> LoopResult:
-    if stream is None:
-        return result
-    ending = _ending(stream, result.limit)
-    repairs = (*result.repairs, Repair(file, step, stream.error, ending != "failed"))
-    return replace(result, ending=ending, fixed=stream, repairs=repairs)
 
 
 def _blamed(loop: _Loop, result: LoopResult, fixed: Answers) -> LoopResult:
@@ -305,9 +300,17 @@ def loop_of(
             settings = MeasureSettings(
                 engine, timing=None, plugins=deployed.plugins, timeout_s=options.timeout
             )
-            engines = partial(_engine, folder, settings, work, stack, count())
+            numbers = count()
+
+            def loaded(file: RecordedFile, path: Path) -> Callable[[Feeds], Mapping[str, Array]]:
+                """Loads a file as an engine, whose profile holds all shapes of the recorded calls."""
+                with np.load(min((folder / file.samples).glob("*.npz"))) as arrays:
+                    sample = write_tensors(work / (name := f"engine{next(numbers)}"), dict(arrays))
+                variant = Variant(name, path, (sample,), shapes=file.shapes)
+                return stack.enter_context(EngineCalls(variant, settings, work)).run
+
             try:
-                result = closed_loop(recording, fixed, limit_s, repair, engines=engines, progress=progress)
+                result = closed_loop(recording, fixed, limit_s, repair, engines=loaded, progress=progress)
                 return replace(result, engine=engine)
             except (EngineError, NativeError) as error:
                 progress(f"emulating, since {error.what}", 0, 0)
@@ -315,23 +318,6 @@ def loop_of(
             return closed_loop(recording, fixed, limit_s, repair, progress=progress)
         except RewriterError as error:
             return LoopResult("refused", "not-run", error.what)
-
-
-def _engine(
-    folder: Path,
-    settings: MeasureSettings,
-    work: Path,
-    stack: ExitStack,
-    numbers: Iterator[int],
-    file: RecordedFile,
-    path: Path,
-) -> Callable[[Feeds], Mapping[str, Array]]:
-    """Loads a file as an engine, whose profile holds all shapes of the recorded calls."""
-    name = f"engine{next(numbers)}"
-    with np.load(min((folder / file.samples).glob("*.npz"))) as arrays:
-        sample = write_tensors(work / name, dict(arrays))
-    variant = Variant(name, path, (sample,), shapes=file.shapes)
-    return stack.enter_context(EngineCalls(variant, settings, work)).run
 
 
 def _fixed_again(

@@ -13,13 +13,7 @@ from rewriter.ir.graph import GraphView, casts_to, is_op
 from rewriter.ir.graph.match import produced, walk_down, walk_up
 from rewriter.ir.graph.ops import ELEMENTWISE, PRODUCTS, REDUCING, ROW_NORMS, SCALING
 from rewriter.ir.model import Model, walk_graphs
-from rewriter.target.fusion import (
-    has_fp32_epilogue,
-    kernel_results,
-    multiplies_computed,
-    projected,
-    stands_alone,
-)
+from rewriter.target import fusion
 
 
 class TypedGraph(GraphView):
@@ -53,7 +47,7 @@ class TypedGraph(GraphView):
     def products_taken_over(self) -> set[str]:
         """Products that sum in FP16 for a norm or Transpose (docs/accuracy.md#norms-and-transposes)."""
         nodes = self.nodes  # a list that is made anew
-        results = kernel_results(nodes, lambda n: n.op_type in PRODUCTS, self._continues_in_fp32)
+        results = fusion.kernel_results(nodes, lambda n: n.op_type in PRODUCTS, self._continues_in_fp32)
         taken = set()
         for node in nodes:
             fed = [results[name] for name in node.input if name in results]
@@ -110,11 +104,11 @@ def find_product_sums(model: Model) -> ProductSums:
             name = next(iter(node.output), "")
             if graph.dtype(name) != TensorProto.FLOAT16 or node.op_type not in PRODUCTS:
                 continue
-            if multiplies_computed(graph, node) and any(_is_softmax(graph, t) for t in node.input[:2]):
+            if fusion.multiplies_computed(graph, node) and any(_is_softmax(graph, t) for t in node.input[:2]):
                 sums.fused.add((scope, name))
             unrounded = _unrounded_scores(graph, node)
             ends = list(graph.fp32_readers(graph.widened(node)))
-            if not unrounded and name not in taken and has_fp32_epilogue(graph, node, ends):
+            if not unrounded and name not in taken and fusion.has_fp32_epilogue(graph, node, ends):
                 unrounded = [name]
             if unrounded or _is_fp32_output(graph, node):
                 sums.summed.add((scope, name))
@@ -126,7 +120,7 @@ def _is_fp32_output(graph: TypedGraph, node: NodeProto) -> bool:
     """True if Casts to FP32 that are outputs are all that reads the product."""
     widened = graph.widened(node)
     last = bool(widened) and all(graph.is_output(name) and not graph.readers(name) for name in widened)
-    return last and (projected(graph, node) is None or stands_alone(graph, node))
+    return last and (fusion.projected(graph, node) is None or fusion.stands_alone(graph, node))
 
 
 def _is_softmax(graph: TypedGraph, name: str) -> bool:
@@ -137,7 +131,7 @@ def _is_softmax(graph: TypedGraph, name: str) -> bool:
 
 def _unrounded_scores(graph: TypedGraph, node: NodeProto) -> list[str]:
     """Attention's first product and what scales it in FP16, if the Softmax is FP32; else nothing."""
-    if not multiplies_computed(graph, node):
+    if not fusion.multiplies_computed(graph, node):
         return []
     unrounded = [node.output[0], *_scaled(graph, node.output[0])]
     cast = graph.only_consumer(unrounded[-1])
@@ -161,4 +155,4 @@ def _feeds_second(graph: TypedGraph, node: NodeProto) -> bool:
     if cast is None or not casts_to(cast, TensorProto.FLOAT16):
         return False
     second = graph.only_consumer(cast.output[0])
-    return second is not None and multiplies_computed(graph, second)
+    return second is not None and fusion.multiplies_computed(graph, second)

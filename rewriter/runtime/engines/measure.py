@@ -16,17 +16,11 @@ from typing import Any
 from rewriter.base import sandbox
 from rewriter.base.errors import EngineError, NativeError, RewriterError
 from rewriter.ir.model import Array
+from rewriter.runtime.engines import tensor_files
 from rewriter.runtime.engines.build import NO_TF32, BuildOptions, build
 from rewriter.runtime.engines.caches import gpu_turn
 from rewriter.runtime.engines.nvidia_driver import CudaFault
 from rewriter.runtime.engines.protocol import INNER, EngineOutcome, Latency, MeasureSettings, Status, Variant
-from rewriter.runtime.engines.tensor_files import (
-    TensorWriter,
-    read_tensors,
-    spans_of,
-    values_of,
-    write_tensors,
-)
 from rewriter.runtime.engines.this_machine import ENGINES
 
 
@@ -85,8 +79,8 @@ def build_variant(
     if variant.engine is not None or not ENGINES[settings.engine].builds:
         return variant, outcome
     options = BuildOptions(
-        shapes=spans_of(map(read_tensors, variant.samples)) | dict(variant.shapes),
-        values=values_of(map(read_tensors, variant.samples)),
+        shapes=tensor_files.spans_of(map(tensor_files.read_tensors, variant.samples)) | dict(variant.shapes),
+        values=tensor_files.values_of(map(tensor_files.read_tensors, variant.samples)),
         library=settings.engine.replace("-", "_"),
         engine=target,
         outputs=variant.outputs,
@@ -152,7 +146,7 @@ def run_here(runs: Sequence[Run], settings: MeasureSettings) -> list[EngineOutco
     with gpu_turn() if ENGINES[settings.engine].on_gpu else nullcontext():
         _each(runs, _run_samples)
         if settings.timing is not None:
-            _each(runs, lambda run: run.program.prepare(read_tensors(run.variant.samples[0])))
+            _each(runs, lambda run: run.program.prepare(tensor_files.read_tensors(run.variant.samples[0])))
             for _ in range(settings.timing.warm_up):
                 _each(runs, _time)
             for run in runs:
@@ -185,11 +179,11 @@ def _run_samples(run: Run) -> None:
         sys.stderr.write(f"[INFO] {run.variant.name}: sample {number}\n")
         folder, inner = run.results / f"{number:04d}", None
         if run.variant.unfused == "run":
-            inner = TensorWriter(folder / INNER)
-        values = run.program.run(read_tensors(sample), inner.add if inner else None)
+            inner = tensor_files.TensorWriter(folder / INNER)
+        values = run.program.run(tensor_files.read_tensors(sample), inner.add if inner else None)
         if inner:
             inner.close()
-        outputs.append(write_tensors(folder, values))
+        outputs.append(tensor_files.write_tensors(folder, values))
     run.add(outputs=tuple(outputs))
 
 

@@ -138,10 +138,11 @@ class Samples:
 
         def read() -> Iterator[dict[str, Array]]:
             for index, sample in enumerate(samples):
-                feeds = self.feeds(index)
+                feeds, digest = self.feeds(index), hashlib.blake2b(digest_size=16)
                 for name, array in feeds.items():
                     _require_finite(array, name, index, sample.where)
-                digests.add(_digest(feeds))
+                    digest.update(f"{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+                digests.add(digest.digest())
                 wide = [array for array in feeds.values() if array.size > 1]
                 varied[0] |= not wide or any((array != array.flat[0]).any() for array in wide)
                 yield feeds
@@ -178,13 +179,6 @@ class Samples:
         names = tuple(self._samples[index].where for index in judged)
         fitting.source = replace(self.source, text=text, names=names)
         return fitting
-
-
-def _digest(feeds: Mapping[str, Array]) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
-    for array in feeds.values():
-        digest.update(f"{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
-    return digest.digest()
 
 
 def checked(feeds: Any, ports: Mapping[str, Port], where: str) -> dict[str, Array]:

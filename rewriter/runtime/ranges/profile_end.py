@@ -68,7 +68,9 @@ class _Growth:
             return self.other
         if op in _POWERS:
             own, along = _POWERS[op]
-            return float(first**own * self._axes(node.input[0], self._reduced(node)) ** along)
+            given = self.graph.constant(node.input[1]) if len(node.input) > 1 and node.input[1] else None
+            axes = attribute(node, "axes") if given is None else given
+            return float(first**own * self._axes(node.input[0], axes) ** along)
         if op == "CumSum":
             return first * self._axes(node.input[0], np.ravel(self.graph.scalar(node.input[1]) or 0))
         if op in {"MatMul", "Gemm", "Einsum"}:
@@ -82,10 +84,6 @@ class _Growth:
             factor for factor, kind in zip(inputs, kinds, strict=False) if kind == kinds[-1] or op == "Cast"
         ]
         return max(values, default=1.0) if op in _KEEPS else 1.0  # no indices
-
-    def _reduced(self, node: NodeProto) -> Iterable[int] | None:
-        given = self.graph.constant(node.input[1]) if len(node.input) > 1 and node.input[1] else None
-        return attribute(node, "axes") if given is None else given
 
     def _axes(self, tensor: str, axes: Iterable[int] | None) -> float:
         """Growth of the number of elements along these axes; along all of them for None."""

@@ -180,10 +180,6 @@ def _method(hook: Hook, original: Callable[..., Any], method: Callable[..., Any]
     return replaced
 
 
-def _load(hook: Hook, original: Any, session: Any, path_or_bytes: Any, *args: Any, **more: Any) -> None:
-    original(hook.load(session, path_or_bytes), *args, **more)
-
-
 def _run(
     hook: Hook, original: Any, session: Any, output_names: Any, input_feed: Any, run_options: Any = None
 ) -> Any:
@@ -290,7 +286,9 @@ def _reader(
 
 
 METHODS: Mapping[tuple[str, str], Callable[..., Any]] = {
-    ("InferenceSession", "__init__"): _load,
+    ("InferenceSession", "__init__"): lambda hook, original, session, path_or_bytes, *args, **more: original(
+        hook.load(session, path_or_bytes), *args, **more
+    ),
     ("Session", "run"): _run,
     ("Session", "run_async"): _run_async,
     ("Session", "run_with_ort_values"): _run_with_ort_values,

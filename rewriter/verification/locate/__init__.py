@@ -139,8 +139,7 @@ def locate_with(
 
     engine = " on ".join(part for part in (run.library, run.device) if part)
     location = Location(engine, options.tolerance, (), given=len(inner[0]) if inner else 0, notes=run.notes)
-    before = _Errors(lineup, outputs, known, rearranged=rearranged)
-    location = _searched(location, before, errors, options, report)
+    location = _searched(location, lineup, outputs, known, options, errors, report, rearranged=rearranged)
     kernel = fused_with(other, run.kernels, location.first.tensor) if location.first else ()
     return replace(location, kernel=kernel)
 
@@ -175,7 +174,7 @@ def locate_by_emulation(
     adds = {t.name: added[t.exact] for t in lineup.tensors if t.exact in added}
     engine = f"emulation on ONNX Runtime, {accumulation.upper()} accumulators"
     location = Location(engine, options.tolerance, ())
-    return _searched(location, _Errors(lineup, outputs, by_name, adds), lambda _: {}, options)
+    return _searched(location, lineup, outputs, by_name, options, added=adds)
 
 
 def _prepared(
@@ -288,41 +287,34 @@ def _batches(results: Iterable[Written], arrays: Mapping[str, Array]) -> Iterato
         yield batch
 
 
-@dataclass(frozen=True)
-class _Errors:
-    """Errors of the outputs, and of all tensors that are known before the search."""
-
-    lineup: Lineup
-    outputs: Mapping[str, float]
-    known: dict[str, float]
-    added: Mapping[str, float] = field(default_factory=dict)
-    rearranged: Collection[str] = ()
-
-    def step(self, tensor: SharedTensor, note: str = "") -> Step:
-        name = tensor.name
-        return Step(name, tensor.node, tensor.op, self.known.get(name), self.added.get(name), note)
-
-
 def _searched(
     location: Location,
-    errors: _Errors,
-    measure: Callable[[Sequence[str]], Mapping[str, float] | str],
+    lineup: Lineup,
+    errors: Mapping[str, float],  # of the outputs
+    known: dict[str, float],  # errors of all tensors that are known before the search
     options: LocateOptions,
+    measure: Callable[[Sequence[str]], Mapping[str, float] | str] = lambda names: {},  # as in `Bisection`
     report: Callable[[str], None] = lambda line: None,
+    added: Mapping[str, float] | None = None,
+    rearranged: Collection[str] = (),
 ) -> Location:
-    """Adds the results of a search to the location; `measure` as in `Bisection`."""
-    by_name = {t.name: t for t in errors.lineup.tensors}
+    """Adds the results of a search to the location."""
+
+    def step(t: SharedTensor, note: str = "") -> Step:
+        return Step(t.name, t.node, t.op, known.get(t.name), (added or {}).get(t.name), note)
+
+    by_name = {t.name: t for t in lineup.tensors}
     outputs = tuple(
-        errors.step(by_name[name]) if name in by_name else Step(name, name, "Output", error)
-        for name, error in errors.outputs.items()
+        step(by_name[name]) if name in by_name else Step(name, name, "Output", error)
+        for name, error in errors.items()
     )
-    compared = len(by_name.keys() & errors.known.keys())
+    compared = len(by_name.keys() & known.keys())
     location = replace(location, outputs=outputs, tensors=len(by_name), compared=compared)
-    wrong = [n for n, e in errors.outputs.items() if not e <= options.tolerance and n in by_name]
+    wrong = [n for n, e in errors.items() if not e <= options.tolerance and n in by_name]
     if not wrong:
         return location
     # only tensors before a wrong output, and after the right ones: the others cannot be the cause
-    lineup, known = errors.lineup.leading_to(wrong), errors.known
+    lineup = lineup.leading_to(wrong)
     first = next(t.name for t in lineup.tensors if not known.get(t.name, 0.0) <= options.tolerance)
     behind = lineup.suspects(first, _right(known, options.tolerance))
     search = Bisection(behind, measure, known, options, report)
@@ -330,17 +322,17 @@ def _searched(
     found, right = behind.tensors[search.high], _right(known, options.tolerance)
     suspects = lineup.suspects(found.name, right).tensors
     names = {t.name for t in suspects}
-    hiding = dict.fromkeys(set(errors.rearranged) - known.keys(), REARRANGED) | search.hiding
+    hiding = dict.fromkeys(set(rearranged) - known.keys(), REARRANGED) | search.hiding
     before = {lineup.tensors[p].name for t in lineup.tensors if t.name in names for p in t.parents} & right
-    chain = _chain(lineup, found.name, sorted(wrong, key=lambda n: -errors.outputs[n]), known)
+    chain = _chain(lineup, found.name, sorted(wrong, key=lambda n: -errors[n]), known)
     return replace(
         location,
         compared=len(by_name.keys() & known.keys()),
-        first=errors.step(found),
+        first=step(found),
         exact=len(suspects) == 1,
-        right=tuple(errors.step(t) for t in lineup.tensors if t.name in before),
-        chain=tuple(map(errors.step, chain)),
-        hiding=tuple(errors.step(t, hiding[t.name]) for t in suspects if t.name in hiding),
+        right=tuple(step(t) for t in lineup.tensors if t.name in before),
+        chain=tuple(map(step, chain)),
+        hiding=tuple(step(t, hiding[t.name]) for t in suspects if t.name in hiding),
         builds=search.builds,
         discarded=search.discarded,
     )

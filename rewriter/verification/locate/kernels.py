@@ -100,16 +100,15 @@ def recognised(
         exact: References, by the original's names; `pairs` has these by the model's.
     """
     found, rearranged = dict[str, Array](), set[str]()
-    wrong: list[tuple[Written, list[str]]] = []
+    wrong = list[dict[str, Array]]()
     for result in results:
-        value = np.asarray(values[result.name])
+        value, aligned, alike = np.asarray(values[result.name]), dict[str, Array](), 0.0
         references = {name: exact[pairs[name]] for name in (*result.ends, *result.others)}
         fitting = [name for name in references if references[name].size == value.size]
-        alike = 0.0
         for name in fitting:
-            reference, estimate, correlation = _aligned(references[name], value)
+            aligned[name], estimate, correlation = _aligned(references[name], value)
             if estimate <= max(UNLIKE, 2 * tolerance):
-                both = squares(reference, value.reshape(-1))
+                both = squares(aligned[name], value.reshape(-1))
                 if relative(both) <= tolerance:
                     found.setdefault(name, both)
                     break
@@ -120,16 +119,10 @@ def recognised(
                 others = fitting if alike < ALIKE else []
                 same = {name for name in others if _rearranged(references[name], value, tolerance)}
                 rearranged |= same
-                wrong += [] if same else [(result, ends)]
-    for result, ends in wrong:
-        value = np.asarray(values[result.name])
-        errors = {
-            name: squares(_aligned(exact[pairs[name]], value)[0], value.reshape(-1))
-            for name in ends
-            if name not in found
-        }
-        if errors:
-            nearest = min(errors, key=lambda name: relative(errors[name]))
+                wrong += [] if same else [{n: squares(aligned[n], value.reshape(-1)) for n in ends}]
+    for errors in wrong:
+        if free := [name for name in errors if name not in found]:
+            nearest = min(free, key=lambda name: relative(errors[name]))
             found[nearest] = errors[nearest]
     return found, rearranged - found.keys()
 
