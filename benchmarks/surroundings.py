@@ -68,7 +68,7 @@ def make(draw: Draw, folder: Path) -> str:
     """Writes the files of a draw, its feeds and the expected outputs; returns why it is no valid draw, or ""."""
     model = build(draw)
     original, feeds = load(model), feeds_of(model, draw.number)
-    expected = LocalSession(reference(original), threads=1).run(feeds)
+    expected = LocalSession(reference(original)).run(feeds)
     expected = {name: value for name, value in expected.items() if value.dtype.kind == "f"}
     if not all(np.isfinite(value).all() and value.any() for value in expected.values()):
         return "its reference is not finite, or zero"
@@ -113,7 +113,7 @@ def run_engine(folder: Path, variant: str) -> float:
 def emulate(folder: Path, variant: str) -> float:
     """The error of a file by emulation with FP16 sums."""
     model = load(folder / f"{variant}.onnx")
-    session = LocalSession(emulation(model, "fp16", tf32=True), threads=1)
+    session = LocalSession(emulation(model, "fp16", tf32=True))
     return worst_error(folder, session.run(arrays(folder / "feeds.npz")))
 
 

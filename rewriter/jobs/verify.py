@@ -209,10 +209,15 @@ def verify_in(
         if beyond is not None:
             result = replace(result, verdict=Verdict((*result.checks, beyond)))
         floats, lowered = _computes_on_floats(models[1]), precision != "fp32"
-        all_fp32 = floats and not lowered and requested != "fp32"
-        worse = noted(models[1], WORSE)
-        result = replace(result, worse=worse, lowered=lowered, floats=floats, all_fp32=all_fp32)
-        return replace(result, warnings=(*warnings, *result.warnings, *notes), seconds=watch.seconds)
+        return replace(
+            result,
+            worse=noted(models[1], WORSE),
+            lowered=lowered,
+            floats=floats,
+            all_fp32=floats and not lowered and requested != "fp32",
+            warnings=(*warnings, *result.warnings, *notes),
+            seconds=watch.seconds,
+        )
 
 
 def _same_halves(splits: Sequence[Split | None]) -> tuple[Model, Model] | None:

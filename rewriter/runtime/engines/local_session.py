@@ -64,8 +64,6 @@ class LocalSession:
         *,
         # switch on ONNX Runtime's graph optimisations. They change rounding, so they are off
         optimize: bool = False,
-        # threads of one operator; None: as many as there are cores, at most `MAX_THREADS`
-        threads: int | None = None,
         gpu: bool = False,  # compute with CUDA, and with the weights on the GPU
         tf32: bool = True,  # whether FP32 may be computed in TF32 there
         constant: bool = False,  # make all weights constants, so that `session` has no inputs but the model's
@@ -87,7 +85,7 @@ class LocalSession:
         self._shared = None if optimize else lent
         self._inputs = {name: value_of(model.weights[name]) for name in inputs}
         self._constants = {name: value_of(model.weights[name]) for name in constants}
-        options = _options(optimize, threads or min(MAX_THREADS, os.cpu_count() or 1))
+        options = _options(optimize)
         sizes = {(function.domain, function.name): len(function.node) for function in proto.functions}
         inlined = sum(sizes.get((node.domain, node.op_type), 1) for node in proto.graph.node)
         options.enable_mem_reuse = inlined < MANY_NODES
@@ -152,7 +150,7 @@ def _providers(gpu: bool, tf32: bool) -> list[Any]:
     return [("CUDAExecutionProvider", options), "CPUExecutionProvider"]
 
 
-def _options(optimize: bool, threads: int) -> Any:
+def _options(optimize: bool) -> Any:
     ort = import_onnxruntime()
     options = ort.SessionOptions()
     level = ort.GraphOptimizationLevel
@@ -161,7 +159,7 @@ def _options(optimize: bool, threads: int) -> Any:
     # that leads to an output of its own may run last, and the tensor lives until then.
     options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     options.enable_mem_pattern = False  # its one block comes on top of what the arena holds already
-    options.intra_op_num_threads = threads
+    options.intra_op_num_threads = min(MAX_THREADS, os.cpu_count() or 1)
     options.inter_op_num_threads = 1
     # Threads that wait would spin, at the cost of other programs (docs/engines.md#what-releases-do).
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -76,11 +76,6 @@ class Bisection:
             left, count = self.high - self.low - 1, len(self.lineup.tensors)
             self.report(f"builds: {self.builds}; {left} of {count} tensors are left")
 
-    @property
-    def found(self) -> bool:
-        """True if the first wrong tensor is known: all tensors that it is computed from are right."""
-        return self.high - self.low == 1
-
     def mark(self, wanted: Iterable[str]) -> bool:
         """Makes a build with the first unknown tensors; False if there are none, or no build is left."""
         names = [n for n in wanted if n not in self.known and n not in self.hiding][: self._room]

@@ -45,11 +45,29 @@ class Lineup:
 
     def leading_to(self, names: Iterable[str]) -> Lineup:
         """Returns the lineup of the named tensors and their ancestors."""
-        wanted = {i for i, t in enumerate(self.tensors) if t.name in set(names)}
-        for position in reversed(range(len(self.tensors))):
-            if position in wanted:
-                wanted.update(self.tensors[position].parents)
-        return self._of(wanted)
+        ends = set(names)
+        return self._of(self._upstream({i for i, t in enumerate(self.tensors) if t.name in ends}))
+
+    def suspects(self, name: str, right: Container[str]) -> Lineup:
+        """Returns the named tensor, and ancestors without a right one between, which may have spoilt it."""
+        return self._of(self._upstream({i for i, t in enumerate(self.tensors) if t.name == name}, right))
+
+    def leading_on(
+        self, errors: Mapping[str, float], outputs: Container[str], tolerance: float
+    ) -> dict[str, float]:
+        """Returns the errors without wrong tensors that only lead to right ones: they are other tensors."""
+        right = {name for name, error in errors.items() if error <= tolerance}
+        ends = {i for i, t in enumerate(self.tensors) if t.name in outputs and t.name not in right}
+        kept = right | {self.tensors[i].name for i in self._upstream(ends, right)}
+        return {name: error for name, error in errors.items() if name in kept or name in outputs}
+
+    def _upstream(self, positions: set[int], right: Container[str] = ()) -> set[int]:
+        """Adds the ancestors of tensors, without right ones and what only leads to these."""
+        for position in range(len(self.tensors) - 1, -1, -1):
+            if position in positions:
+                parents = self.tensors[position].parents
+                positions.update(p for p in parents if self.tensors[p].name not in right)
+        return positions
 
     def _of(self, wanted: set[int]) -> Lineup:
         """The tensors at these positions, with their dependencies among each other."""
@@ -58,29 +76,6 @@ class Lineup:
         return Lineup(
             tuple(replace(t, parents=tuple(indices[p] for p in t.parents if p in indices)) for t in tensors)
         )
-
-    def suspects(self, name: str, right: Container[str]) -> Lineup:
-        """Returns the named tensor, and ancestors without a right one between, which may have spoilt it."""
-        end = next(i for i, t in enumerate(self.tensors) if t.name == name)
-        wanted = {end}
-        for position in range(end, -1, -1):
-            if position in wanted:
-                parents = self.tensors[position].parents
-                wanted.update(p for p in parents if self.tensors[p].name not in right)
-        return self._of(wanted)
-
-    def leading_on(
-        self, errors: Mapping[str, float], outputs: Container[str], tolerance: float
-    ) -> dict[str, float]:
-        """Returns the errors without wrong tensors that only lead to right ones: they are other tensors."""
-        right = {name for name, error in errors.items() if error <= tolerance}
-        leads = {i for i, t in enumerate(self.tensors) if t.name in outputs and t.name not in right}
-        for position in range(len(self.tensors) - 1, -1, -1):
-            if position in leads:
-                parents = self.tensors[position].parents
-                leads.update(p for p in parents if self.tensors[p].name not in right)
-        kept = right | {self.tensors[i].name for i in leads}
-        return {name: error for name, error in errors.items() if name in kept or name in outputs}
 
     def path(self, start: int, end: int) -> list[int]:
         """Returns a shortest chain of positions from one tensor to a descendant."""
