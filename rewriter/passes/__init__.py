@@ -13,7 +13,8 @@ PURPOSES: Mapping[str, str] = {
         inline-functions upgrade-opset simplify clean-casts decompose-einsum fuse-softmax""",
     "Repairs models that do not build or give wrong results": """
         decompose-operators demote-float64 fold-quantized-bias fuse-layer-norm scale-query clamp-constants
-        isolate-clip work-around-convs drop-round-trips rescale decompose-dot-products keep-epilogues""",
+        isolate-clip work-around-convs drop-round-trips rescale decompose-dot-products keep-epilogues
+        collect-loop-outputs""",
     "Speeds up": """
         merge-branches decompose-group-norm pad-channels unfold-patches unfold-pooling pool-before-mean
         convtranspose-to-depth-to-space fold-strides merge-conv-groups merge-projections mixed-precision""",
