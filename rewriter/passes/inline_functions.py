@@ -75,6 +75,7 @@ def inline(model: Model, tag: str) -> list[Event]:
     for node in walk_nodes(model.proto.graph):
         if _node_key(node) not in before:
             node.metadata_props.add(key=TAG, value=tag)
+    model.mark_edited()
     unused = "function removed: nothing in the graph calls it directly"
     counts = ((name, calls[domain, name, overload]) for domain, name, overload in functions)
     return [Change(name, f"function inlined at {count(n, 'call')}" if n else unused) for name, n in counts]

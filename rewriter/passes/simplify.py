@@ -160,8 +160,7 @@ def _round(model: Model, tag: str) -> Refusal | bool:
     try:
         mixed = any(casts_to(node, TensorProto.FLOAT16) for node in walk_nodes(graph))
         units = not mixed and (folds or _has_unit(graph))
-        written = model.proto.SerializeToString()
-        result = sandbox.call(_run_onnxsim, written, data, folds, units, doing="onnxsim")
+        result = sandbox.call(_run_onnxsim, model.serialized(), data, folds, units, doing="onnxsim")
     except NativeError as error:
         return Refusal("model", error.what)
     except ModuleNotFoundError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import EllipsisType
 from typing import Any
 
@@ -19,7 +19,8 @@ from rewriter.base.stopwatch import raise_signal
 from rewriter.base.text import Row, Summary, count
 from rewriter.ir.graph import GraphEditor, open_graphs
 from rewriter.ir.model import Model, check, load
-from rewriter.ir.model.normalization import with_lifted_weights
+from rewriter.ir.model.normalization import lift_weights
+from rewriter.passes import ALL
 from rewriter.passes.base import Change, Context, Event, GraphPass, ModelPass, Pass, Refusal, Stage
 from rewriter.pipeline.text import listed, parse, render
 from rewriter.target import Target
@@ -61,15 +62,14 @@ class Driver:
             PassError: a pass broke the contract; the message names it and the passes before it. Other errors
                 of a pass are passed on.
         """
-        current = with_lifted_weights(model)
-        draft = next((draft for draft in self.drafts if draft.original is current), None)
+        draft = next((draft for draft in self.drafts if draft.original is model), None)
         self.drafts.clear()
-        strict = not current.facts().contradiction  # the user's own model may have some
+        strict = not model.facts().contradiction  # the user's own model may have some
         results: list[PassResult] = []
         for step in passes:
             self.on_pass(step)
             start = time.perf_counter()
-            draft = draft or Draft(current)
+            draft = draft or Draft(model)
             events, failure = list[Event](), ""
             try:
                 events = _run_one(draft, step, context, strict, [r.name for r in results])
@@ -78,15 +78,14 @@ class Driver:
                 if not self.lenient or step.stage is Stage.LOWERING or isinstance(error, UsageError):
                     raise  # a UsageError: the plan that the user gave does not fit
                 failure = described(error)
-                draft = None  # half-edited
+                draft.undo()
             changes = tuple(event for event in events if isinstance(event, Change))
             refusals = tuple(event for event in events if isinstance(event, Refusal))
             results.append(PassResult(step.name, changes, refusals, time.perf_counter() - start, failure))
-            current = draft.model if draft is not None and changes else current
-            draft = draft if draft is not None and draft.unchanged else None
-        self.drafts.extend([draft] if draft is not None else [])
-        changed = any(result.changes for result in results)
-        return current if changed else model, results
+        if draft is None or not any(result.changes for result in results):
+            self.drafts.extend([draft] if draft is not None else [])
+            return model, results
+        return draft.model, results
 
 
 def inlined(model: Model) -> Model:
@@ -98,22 +97,48 @@ def inlined(model: Model) -> Model:
 
 
 class Draft:
-    """A copy of a model for passes to edit.
+    """A copy of a model that the passes of a run edit one after the other.
 
-    Most passes change nothing: those in a row share one draft up to the first change, and graph passes share
-    its index, which costs more than most of them.
+    A pass that fails is undone from the bytes that the last check wrote: a copy for each pass would cost more
+    than most of them. Graph passes that change nothing share the index of the graph.
 
     Attributes:
-        unchanged: True if the last pass was seen to leave the model as it was.
+        signature: Inputs and outputs before the pass.
     """
 
     def __init__(self, original: Model) -> None:
-        self.original, self.model = original, original.copy()
-        self.unchanged = False
-        self._editors: list[GraphEditor] = []
+        self.original = original
+        self._checked: Model | None = None
+        self.undo()
+
+    def undo(self) -> None:
+        """Takes back the edits since the last check."""
+        self.model, self._editors = self._before(), list[GraphEditor]()
+        self.signature, self._revision = self.model.signature, self.model.revision
+
+    def keep(self) -> None:
+        """Keeps the edits, which have just been checked."""
+        self.signature, self._revision = self.model.signature, self.model.revision
+        self.model.serialized()
+        self._checked = replace(self.model, proto=onnx.ModelProto(), weights=dict(self.model.weights))
+
+    def _before(self) -> Model:
+        """A copy of the model before the edits since the last check."""
+        if self._checked is None:
+            lift_weights(model := self.original.copy())
+            return model
+        proto = onnx.ModelProto.FromString(self._checked.serialized())
+        return replace(self._checked, proto=proto, weights=dict(self._checked.weights))
+
+    def is_edited(self) -> bool:
+        """True if an editor or a pass has marked an edit since the last check."""
+        return self.model.revision != self._revision
+
+    def is_unchanged(self, step: Pass) -> bool:
+        """True if a pass that reports no change made none. Our own, tested on that, are believed."""
+        return (type(step) in ALL and not self.is_edited()) or self.model.same_as(self._before())
 
     def events(self, step: Pass, context: Context) -> Iterator[Event]:
-        self.unchanged = False
         if isinstance(step, ModelPass):
             self._editors = []
             yield from step.rewrite_model(self.model, context)
@@ -128,32 +153,33 @@ class Draft:
 
 def _run_one(draft: Draft, step: Pass, context: Context, strict: bool, earlier: list[str]) -> list[Event]:
     """Runs a pass on a draft, and holds it to the contract; without a Change the model must be the same."""
-    original = draft.original
+    too_old = step.requires.refusal(draft.model.opset)
     try:
         events = list(draft.events(step, context))
-        too_old = step.requires.refusal(original.opset)
-        if too_old is not None:
-            return [Refusal(e.node, too_old) if isinstance(e, Change) else e for e in events]
         _require(all(isinstance(event, Event) for event in events), "it yields objects that are no events")
-        if any(isinstance(event, Change) for event in events):
-            if draft.model.revision == original.revision:
-                draft.model.mark_edited()  # it edited the proto itself
-            was, now = original.signature, draft.model.signature
+        if not any(isinstance(event, Change) for event in events):
+            _require(draft.is_unchanged(step), "it reports no change, but the model differs")
+        elif too_old is not None:
+            draft.undo()
+            events = [Refusal(e.node, too_old) if isinstance(e, Change) else e for e in events]
+        else:
+            if type(step) not in ALL or not draft.is_edited():
+                draft.model.mark_edited()  # it may have edited the proto itself
+            was, now = draft.signature, draft.model.signature
             kept = not step.keeps_signature or now == was
             _require(kept, f"inputs or outputs changed: {was} became {now}")
             check(draft.model)
             draft.model.facts(strict=strict)
-        else:
-            draft.unchanged = draft.model.same_as(original)
-            _require(draft.unchanged, "it reports no change, but the model differs")
+            draft.keep()
         return events
     except (ModelError, _BrokenContract) as error:
         if step.imported:
+            draft.undo()
             why = error.what if isinstance(error, ModelError) else error
             return [Refusal("model", f"rolled back: {why}")]
         what, before = f"pass {step.name} broke its contract: {error}", ", ".join(earlier) or "none"
         hint = f"run without it (`skip={step.name}`) and report it; passes before it: {before}"
-        raise PassError(what, where=original.path, hint=hint) from error
+        raise PassError(what, where=draft.original.path, hint=hint) from error
 
 
 class _BrokenContract(Exception):

@@ -12,7 +12,7 @@ from onnx_text import with_header
 
 import rewriter
 from rewriter.ir.model import DETACH_BYTES, load, walk_graphs
-from rewriter.ir.model.normalization import with_lifted_weights
+from rewriter.ir.model.normalization import lift_weights
 
 TEXT = """
     g (float[2,3] x) => (float[2,3] y, float[2,3] z) {
@@ -159,7 +159,7 @@ def body(text: str, output: str = "float[4] y") -> str:
 @pytest.mark.parametrize(("text", "left", "weights"), LIFTED)
 def test_weights_become_initializers(text: str, left: list[str], weights: set[str]) -> None:
     source = graph(body(text))
-    result = with_lifted_weights(source)
+    lift_weights(result := source.copy())
     assert ops(result) == left
     assert weights <= {t.name for t in result.proto.graph.initializer}
     feeds = random_feeds(source)
@@ -169,7 +169,8 @@ def test_weights_become_initializers(text: str, left: list[str], weights: set[st
 @pytest.mark.parametrize(("text", "output"), STAYS)
 def test_what_is_no_weight_stays(text: str, output: str) -> None:
     source = graph(body(text, output))
-    assert with_lifted_weights(source) is source
+    lift_weights(result := source.copy())
+    assert result.same_as(source)
 
 
 def test_large_weights_are_detached() -> None:
@@ -180,7 +181,8 @@ def test_large_weights_are_detached() -> None:
         f" k = Constant<value = float[{size}] {{{values}}}>() y = Mul(x, k) }}"
     )
     assert not source.weights
-    assert with_lifted_weights(source).weights["k"].shape == (size,)
+    lift_weights(source)
+    assert source.weights["k"].shape == (size,)
 
 
 def test_weights_of_branches_become_their_own() -> None:
@@ -193,7 +195,7 @@ def test_weights_of_branches_become_their_own() -> None:
                 else_branch = no () => (float[4] e) {{ e = Mul(x, o) }}
             >
         }}""")
-    result = with_lifted_weights(source)
+    lift_weights(result := source.copy())
     names = [[t.name for t in g.initializer] for g in walk_graphs(result.proto.graph)]
     assert names == [["w"], ["k"], []]
     for condition in (True, False):

@@ -22,6 +22,7 @@ def weighted(source: Model, **weights: np.ndarray) -> Model:
     source.proto.graph.input.extend(kept)
     for name, value in weights.items():
         source.proto.graph.initializer.append(source.detached_tensor(name, value))
+    source.mark_edited()
     return source
 
 
@@ -127,6 +128,7 @@ def test_names_and_notes_survive() -> None:
 def test_a_model_that_onnxsim_cannot_read_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:
     source = graph("g (float[3] x) => (float[3] y) { i = Identity(x) y = Relu(i) }")
     source.proto.graph.node[1].attribute.append(onnx.helper.make_attribute("nonsense", 1))
+    source.mark_edited()
     step = Simplify()
     from rewriter.passes.base import Context, Refusal
 

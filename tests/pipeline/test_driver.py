@@ -145,6 +145,33 @@ def test_a_lenient_driver_goes_on_without_a_pass_that_fails(body: Rewrite, messa
     assert ops(result) == ["Exp", "Abs"] and other.changes and not other.failure
 
 
+@dataclass(frozen=True)
+class _ExpToMul(GraphPass):
+    """Replaces Exp by a product with a detached weight."""
+
+    name = "exp-to-mul"
+
+    def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
+        for node in [node for node in graph.nodes if node.op_type == "Exp"]:
+            weight = graph.add_constant("w", np.ones(600, np.float32))
+            graph.replace_producer(node.output[0], graph.make("Mul", [node.input[0], weight], node.output))
+            yield Change(display_name(node), "Exp became Mul")
+
+
+def test_a_pass_that_fails_takes_nothing_back_from_those_before_it() -> None:
+    def fails(model: Model) -> Iterator[Event]:
+        model.weights.clear()
+        yield from _fails(model)
+
+    source = graph("g (float[600] x) => (float[600] y) { a = Exp(x) y = Neg(a) }")
+    before, after = [_NegToAbs(), _ExpToMul()], [_Looking(), _Inline(lambda _: iter(()))]
+    driver = Driver(lenient=True)
+    result, _ = driver.run(source, [*before, _Inline(fails), *after], Context())
+    expected, _ = driver.run(source, before, Context())
+    assert ops(result) == ["Mul", "Abs"] and result.proto == expected.proto
+    assert np.array_equal(*(model.weights["w"] for model in (result, expected)))
+
+
 def test_a_pass_may_change_the_signature_if_it_says_so() -> None:
     result, _ = _run(graph(TEXT), _FreeSignature(RENAMED))
     assert result.signature.outputs[0].name == "z"

@@ -134,7 +134,7 @@ class _Walk:
         if outputs and outputs[0]:
             set_type_attributes(node, outputs[0], self.request.floats)
         if node.op_type == "ConstantOfShape" and tensors.is_float(node.output[0]):
-            _fill_with(node, dtype)
+            _fill_with(node, dtype, overflows=self.request.overflows)
         self._add(tensors, scope, node, outputs)
 
     def _read(self, tensors: Tensors, node: NodeProto, types: Sequence[int]) -> None:
@@ -182,11 +182,12 @@ def _detours(tensors: Tensors, nodes: Sequence[NodeProto]) -> set[int]:
     return {id(n) for n in narrowing if tensors.original_type(n.input[0]) == TensorProto.FLOAT}
 
 
-def _fill_with(node: NodeProto, dtype: int) -> None:
+def _fill_with(node: NodeProto, dtype: int, *, overflows: bool) -> None:
     """Lets ConstantOfShape make `dtype`; without the attribute its zeros are FP32."""
     for item in node.attribute:
         if item.name == "value":
-            value = convert(numpy_helper.to_array(item.t), dtype, display_name(node))
+            value = numpy_helper.to_array(item.t)
+            value = convert(value, dtype, display_name(node), overflows=overflows)
             item.t.CopyFrom(numpy_helper.from_array(value))
             return
     if dtype != TensorProto.FLOAT:

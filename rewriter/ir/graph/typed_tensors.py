@@ -41,6 +41,7 @@ class TypeRequest:
     cast_bytes: float = math.inf
     # the element types that are exchanged for one another; tensors of others stay
     floats: AbstractSet[int] = EXCHANGEABLE
+    overflows: bool = False  # constants beyond the range of their type become infinite
     # gives the values of a constant of the main graph to store, from its own and these rounded to nearest
     refined: Mapping[str, Callable[[Array, Callable[[], Array]], Array]] = field(default_factory=dict)
 
@@ -226,7 +227,8 @@ class Tensors:
         key = (stored.name, dtype)
         if key not in self._converted:
             array = self._constants[stored.name]()
-            nearest, main = partial(convert, array, dtype, stored.name), self.parent is None
+            nearest = partial(convert, array, dtype, stored.name, overflows=self.request.overflows)
+            main = self.parent is None
             refine = self.request.refined.get(stored.name) if main and dtype != TensorProto.FLOAT else None
             value = refine(array, nearest) if refine else nearest()
             release(array)

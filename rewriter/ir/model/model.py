@@ -53,6 +53,7 @@ class Model:
         notes: A sentence for each thing that `load` normalized.
         revision: A number that grows with each edit of the graph: facts belong to a revision.
         inferred: The revision that facts are of, and the facts.
+        written: The revision that was serialised last, and its bytes.
     """
 
     proto: onnx.ModelProto
@@ -63,6 +64,7 @@ class Model:
     notes: tuple[str, ...] = ()
     revision: int = field(default=0, repr=False, compare=False)
     inferred: tuple[int, Facts] | None = field(default=None, repr=False, compare=False)
+    written: tuple[int, bytes] = field(default=(-1, b""), repr=False, compare=False)
 
     @property
     def opset(self) -> int:
@@ -96,7 +98,7 @@ class Model:
             ModelError: with `strict`, types or shapes contradict each other; the message names the node.
         """
         if self.inferred is None or self.inferred[0] != self.revision:
-            self.inferred = self.revision, examine(self.proto, self.weights.keys(), self.path)[0]
+            self.inferred = self.revision, examine(self.serialized(), self.weights.keys(), self.path)[0]
         facts = self.inferred[1]
         if facts.contradiction and (strict or not facts.scopes):
             raise contradiction(facts.contradiction, self.path)
@@ -105,10 +107,17 @@ class Model:
     def invalidity(self) -> str:
         """The first lines of what onnx.checker says against the graph; the same child process finds facts."""
         known = self.inferred is not None and self.inferred[0] == self.revision
-        facts, problem = examine(self.proto, self.weights.keys(), self.path, checks=True, infers=not known)
+        written, names = self.serialized(), self.weights.keys()
+        facts, problem = examine(written, names, self.path, checks=True, infers=not known)
         if not known and not problem:
             self.inferred = self.revision, facts
         return problem
+
+    def serialized(self) -> bytes:
+        """The graph without detached weights, serialised once for each revision."""
+        if self.written[0] != self.revision:
+            self.written = self.revision, self.proto.SerializeToString()
+        return self.written[1]
 
     def mark_edited(self) -> None:
         """Forgets the facts: for whoever edits `proto` without a `GraphEditor`."""
@@ -117,7 +126,7 @@ class Model:
     def adopt(self, result: Model) -> None:
         """Takes the graph, the weights and the facts of a model that was derived from this one."""
         self.proto, self.weights, self.inferred = result.proto, result.weights, result.inferred
-        self.revision = result.revision
+        self.revision, self.written = result.revision, result.written
 
     def set_facts(self, facts: Facts) -> None:
         """Gives the model facts that are known without inference, except for tensors that it lacks."""

@@ -97,21 +97,20 @@ _WEIGHT_TYPES = frozenset(
 )
 
 
-def with_lifted_weights(model: Model) -> Model:
-    """The model with the weights of Constants as initializers, without Identities of weights, or itself.
+def lift_weights(model: Model) -> None:
+    """Makes initializers of weights in Constants, in place, and removes Identities of weights.
 
     PaddlePaddle and torch.jit write Constants. Shapes, axes and single numbers stay as they are, and so do
     Constants and Identities that write a graph output, and bodies of functions, which have no initializers.
     """
     nodes = walk_nodes(model.proto.graph)
     if not any(node.op_type == "Identity" or _constant(node, _is_weight) is not None for node in nodes):
-        return model
-    result = model.copy()
-    if not sum(_lift(result, graph, _is_weight) for graph in walk_graphs(result.proto.graph)):
-        return model
-    result.proto.ir_version = max(result.proto.ir_version, LEAST_IR)
-    result.set_facts(model.facts())
-    return result
+        return
+    facts = model.facts()
+    if sum(_lift(model, graph, _is_weight) for graph in walk_graphs(model.proto.graph)):
+        model.proto.ir_version = max(model.proto.ir_version, LEAST_IR)
+        model.mark_edited()
+        model.set_facts(facts)
 
 
 def lift_large_constants(model: Model) -> None:

@@ -67,15 +67,15 @@ def logical_name(name: str) -> str:
     return name.rpartition("/")[0] if name.endswith(_APPENDED) else name
 
 
-def convert(value: Array, dtype: int, name: str) -> Array:
+def convert(value: Array, dtype: int, name: str, *, overflows: bool = False) -> Array:
     """`value` in another float type, rounded to nearest even; zeros and underflows keep their sign.
 
     Raises:
-        PassError: a finite value would become infinite.
+        PassError: a finite value would become infinite, unless it `overflows`.
     """
     with np.errstate(over="ignore"):
         converted = value.astype(NUMPY_TYPES.get(dtype, np.float64))
-    if converted.itemsize > value.itemsize:
+    if overflows or converted.itemsize > value.itemsize:
         return converted
     infinite = np.isinf(converted)
     if infinite.any() and np.isfinite(value[infinite]).any():

@@ -144,8 +144,8 @@ def release(array: Array) -> None:
 
 
 def examine(
-    proto: ModelProto,
-    detached: Iterable[str],  # names of the initializers whose data the proto lacks
+    written: bytes,  # a ModelProto
+    detached: Iterable[str],  # names of the initializers whose data it lacks
     path: Path | None,
     *,
     checks: bool = False,  # run the checker; if it finds a problem, there is no inference
@@ -161,8 +161,7 @@ def examine(
     """
     names = [*(["the check of the graph"] if checks else []), *(["shape inference"] if infers else [])]
     try:
-        data = proto.SerializeToString()
-        return sandbox.call(_examined, data, set(detached), checks, infers, doing=" and ".join(names))
+        return sandbox.call(_examined, written, set(detached), checks, infers, doing=" and ".join(names))
     except NativeError as error:
         raise ModelError(error.what, where=path, hint=error.hint) from error
 

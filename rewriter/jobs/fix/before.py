@@ -1,20 +1,17 @@
 """The error of a model in reduced precision before anything is repaired, beside the result's error."""
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import numpy as np
-from onnx import AttributeProto, NodeProto, TensorProto, numpy_helper
+from onnx import NodeProto
 
 from rewriter.base.errors import RewriterError
-from rewriter.hazards.analysis import LARGEST, LOW_TYPES, PrecisionRequest
+from rewriter.hazards.analysis import LOW_TYPES, PrecisionRequest
 from rewriter.hazards.planning.planner import analyses
 from rewriter.hazards.types import generated, no_lower_type
 from rewriter.ir.graph.casts import TypeRequest, retype
-from rewriter.ir.model import Array, Model, walk_graphs
-from rewriter.ir.model.tensors import release
+from rewriter.ir.model import Array, Model
 from rewriter.ir.plan import Precision, node_key
 from rewriter.jobs.fix.attempt import Attempt
 from rewriter.jobs.fix.workload import Workload
@@ -100,12 +97,14 @@ def side_by_side(attempt: Attempt, workload: Workload) -> SideBySide | None:
 
 
 def lowered(original: Model, precision: Precision) -> Model:
-    """The model with every node in `precision` that can be, as a converter without rules writes it."""
+    """The model with every node in `precision` that can be, as a converter without rules writes it.
+
+    Constants that the type cannot hold are infinite.
+    """
     model = inlined(original)
     if model.opset < FIRST_OPSET:  # else its FP16 sums would not be emulated, unlike the result's
         model, _ = Driver().run(model, [UpgradeOpset()], Context())
     low = LOW_TYPES[precision]
-    model = _with_infinities(model, LARGEST[low])
     fp32 = set[str]()
     for analysis in analyses(model, {}, PrecisionRequest(precision)):
         nodes = [hazard.node for hazard in (*no_lower_type(analysis), *generated(analysis))]
@@ -116,37 +115,4 @@ def lowered(original: Model, precision: Precision) -> Model:
     def node_type(scope: int, node: NodeProto) -> int:
         return LOW_TYPES["fp32"] if node_key(scope, node) in fp32 else low
 
-    return retype(model, TypeRequest(node_type, tag="before"))
-
-
-def _with_infinities(model: Model, largest: float) -> Model:
-    """The model with infinity for every FP32 constant that the lower type cannot hold, as converters do."""
-    if next(_beyond(model, largest), None) is None:
-        return model
-    changed = model.copy()
-    for constant in _beyond(changed, largest):
-        if isinstance(constant, AttributeProto):
-            constant.f = math.copysign(math.inf, constant.f)
-            continue
-        array, name = changed.array(constant), constant.name
-        infinite = np.where(np.abs(array) > largest, np.copysign(np.inf, array), array).astype(np.float32)
-        detached = constant.data_location == TensorProto.EXTERNAL
-        attached = numpy_helper.from_array(infinite, name)
-        constant.CopyFrom(changed.detached_tensor(name, infinite) if detached else attached)
-    changed.set_facts(model.facts())
-    return changed
-
-
-def _beyond(model: Model, largest: float) -> Iterator[AttributeProto | TensorProto]:
-    """Yields the FP32 constants with a finite number beyond `largest`."""
-    for graph in walk_graphs(model.proto.graph):
-        holders = (node for node in graph.node if node.op_type in ("Constant", "ConstantOfShape"))
-        attributes = [attribute for node in holders for attribute in node.attribute]
-        yield from (a for a in attributes if a.name == "value_float" and largest < abs(a.f) < math.inf)
-        for tensor in (*graph.initializer, *(a.t for a in attributes if a.name == "value")):
-            array = model.array(tensor) if tensor.data_type == TensorProto.FLOAT else np.zeros(0)
-            if array.size and not max(np.fmax.reduce(array, None), -np.fmin.reduce(array, None)) <= largest:
-                sizes = np.abs(array)
-                if ((sizes > largest) & (sizes < np.inf)).any():
-                    yield tensor
-            release(array)
+    return retype(model, TypeRequest(node_type, tag="before", overflows=True))
