@@ -1,6 +1,5 @@
 """What every test relies on."""
 
-import os
 import signal
 
 import pytest
@@ -9,11 +8,8 @@ from nightly import ALONE, NIGHTLY, sized
 
 from rewriter.base import sandbox
 
-settings.register_profile("own", deadline=None, max_examples=sized(20, 300))
-"""A busy machine is no failure."""
-
-settings.register_profile("ci", settings.get_profile("own"), derandomize=not NIGHTLY)
-"""The same examples every time: a change is judged by what it changed, not by luck."""
+settings.register_profile("own", deadline=None, max_examples=sized(20, 300), derandomize=not NIGHTLY)
+"""A busy machine is no failure, and by day nor is luck: the examples are the same every time."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,7 +22,7 @@ def pytest_configure() -> None:
     """Ctrl-C interrupts, also where the suite was started with it ignored, as background jobs are."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    settings.load_profile("ci" if os.environ.get("CI") else "own")
+    settings.load_profile("own")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -29,6 +29,12 @@ OFFSET = """
         y = Add(c, u) }"""
 """FP16 keeps two digits of x beside 300. All is in range, and a Conv is a layer: no rule sees it."""
 
+HOPELESS = """
+    g (float[2,8] x) => (float[2,2] y)
+    <float[8,2] w = {2049.0, 2049.0, -2048.0, -2048.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0,
+                     0.0, 0.0, 0.0, 0.0, 0.0, 0.0}> { y = MatMul(x, w) }"""
+"""Neither FP16 nor TF32 holds 2049."""
+
 
 def begin(source: Model, plan: Plan, goal: Goal, feeds: dict[str, Array] | None = None) -> Trials:
     """Trials of a search for `goal` with one sample, random unless it is given."""

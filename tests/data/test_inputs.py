@@ -292,15 +292,7 @@ def test_free_dimensions(ports: list[str], given: Any, wanted: Any, words: str |
     assert words in samples.source.text if words else ", with" not in samples.source.text
 
 
-REFUSED: list[Any] = [
-    pytest.param({"imgae": (1,)}, "no input 'imgae'; did you mean 'image'?", id="a slip in a name"),
-    pytest.param({"image": (2, 4)}, "axis 1 must be 3, not 4", id="a fixed axis"),
-    pytest.param({"image": (2,)}, "it must have 2 axes, not 1", id="another rank"),
-    pytest.param({"image": (2, 3), "ids": (5,)}, "axis 0 (N) is 5, but N is 2 in 'image'", id="two sizes"),
-]
-
-
-@pytest.mark.parametrize(("shapes", "words"), REFUSED)
+@values
 def test_shapes_that_contradict_the_model(shapes: dict[str, tuple[int, ...]], words: str) -> None:
     with pytest.raises(InputsError) as caught:
         random_samples(TWO, input_shapes=shapes)
@@ -337,15 +329,7 @@ def test_values_for_inputs_without_a_file() -> None:
     same(samples, list(load_samples(None, model, seed=3, input_values={"sr": 16000, "size": [20, 30]})))
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"srr": 1}, "did you mean 'sr'"),
-        ({"sr": 0.5}, "the input is int64"),
-        ({"x": [1, 2, 3]}, "3 numbers do not fill it"),
-    ],
-    ids=["a slip in a name", "a fraction for an integer", "another number of elements"],
-)
+@values
 def test_values_that_an_input_does_not_take(values: dict[str, Any], words: str) -> None:
     model = graphs.graph("g (float[2,2] x, int64 sr) => (float[2,2] y) { y = Relu(x) }")
     with pytest.raises(InputsError, match=words):

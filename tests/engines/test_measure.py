@@ -91,9 +91,12 @@ def test_a_model_that_does_not_run_stops_no_other(tmp_path: Path, samples: tuple
 
 def test_a_hang_is_killed_and_the_others_are_measured(tmp_path: Path, samples: tuple[Path, ...]) -> None:
     variants = [variant(ENDLESS, tmp_path, samples, "endless"), variant(DOUBLED, tmp_path, samples, "well")]
-    settings = MeasureSettings("onnxruntime", timing=QUICK, timeout_s=4.0)
-    endless, well = measure(variants, settings, tmp_path / "work")
-    assert endless.status == "timeout" and "no result within 4 s" in endless.problem
+    for limit in (4.0, 60.0):  # children start in 2 s, but for a busy machine
+        settings = MeasureSettings("onnxruntime", timing=QUICK, timeout_s=limit)
+        endless, well = measure(variants, settings, tmp_path / f"{limit}")
+        assert endless.status == "timeout" and f"no result within {limit:g} s" in endless.problem
+        if well.ran and "sample 0" in endless.log:
+            break
     assert "endless: sample 0" in endless.log
     assert well.ran and well.latency is not None
 

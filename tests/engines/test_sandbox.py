@@ -263,14 +263,14 @@ def is_running(pid: int) -> bool:
 
 
 def gone(*pids: int) -> bool:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(map(is_running, pids)) and time.monotonic() < deadline:
         time.sleep(0.02)
     return not any(map(is_running, pids))
 
 
 def family(path: Path) -> list[int]:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not (path.exists() and path.read_text()) and time.monotonic() < deadline:
         time.sleep(0.02)
     return [int(pid) for pid in path.read_text().split()]
@@ -282,10 +282,13 @@ def pids(tmp_path: Path) -> Path:
 
 
 def test_a_hang_and_its_children_are_killed_at_the_time_limit(pids: Path) -> None:
-    start = time.monotonic()
-    with pytest.raises(NativeError, match="no result within 8 s") as caught:
-        run(hang_with_a_child, str(pids), limit_s=8.0)  # an interpreter starts in 3 s on a busy machine
-    assert 7.5 <= time.monotonic() - start < 40
+    for limit in (4.0, 40.0):  # an interpreter starts in 3 s, and on a busy machine in more than 8
+        start = time.monotonic()
+        with pytest.raises(NativeError, match=f"no result within {limit:g} s") as caught:
+            run(hang_with_a_child, str(pids), limit_s=limit)
+        assert limit - 0.5 <= time.monotonic() - start < limit + 60
+        if pids.exists():
+            break
     assert "hanging" in caught.value.log
     assert gone(*family(pids))
 
@@ -315,7 +318,7 @@ def test_children_end_with_their_parent(number: signal.Signals, life: str, pids:
         assert all(map(is_running, family(pids)))
         time.sleep(0.3)
         parent.send_signal(number)
-        parent.wait(10)
+        parent.wait(60)
     assert gone(*family(pids))
 
 
@@ -480,7 +483,7 @@ def test_a_deadline_ends_a_call_and_what_comes_after_it_runs() -> None:
         Stopwatch(lambda stage, done, total: None).report("a stage after the deadline around it")
 
 
-NAMES = ("if_loop", "local_function", "matmul_clip", "mixed_casts", "qdq")
+NAMES = ("if_loop", "mixed_casts", "qdq")
 
 
 def digest(output: Path, name: str) -> str:
@@ -490,8 +493,9 @@ def digest(output: Path, name: str) -> str:
 
 
 @pytest.mark.skipif(not sandbox.FORKS, reason="forks are used on Linux alone")
-def test_four_threads_write_what_one_writes(tmp_path: Path) -> None:
+def test_four_threads_write_what_one_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products of each thread run in OpenBLAS's threads while the others start children."""
+    monkeypatch.setattr("rewriter.jobs.fix.selection.AFFORDED_S", 300.0)  # what is tried is no matter of time
     one = {name: digest(tmp_path / f"{name}.onnx", name) for name in NAMES}
     with ThreadPoolExecutor(4) as threads:
         runs = [

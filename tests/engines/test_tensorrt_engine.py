@@ -10,6 +10,7 @@ import onnx
 import pytest
 from graphs import cases, graph, model
 from needs import needs_rtx
+from tables import values
 
 from rewriter.base.errors import EngineError
 from rewriter.ir.model import Model, save
@@ -144,17 +145,6 @@ def test_the_node_of_a_layer_comes_from_its_metadata(metadata: str, node: str) -
     assert onnx_node(metadata) == node
 
 
-@pytest.mark.parametrize(
-    ("message", "clear"),
-    [
-        pytest.param(
-            "Error (types differ. In checkType at /_src/a/nodeBase.cpp:455)",
-            "Error (types differ)",
-            id="a source position inside",
-        ),
-        pytest.param("WeightsContext.cpp:74: was clamped", "was clamped", id="a source position before"),
-        pytest.param("bad node\n[checkMacros.cpp::catchCudaError::247] no driver", "bad node", id="no GPU"),
-    ],
-)
+@values
 def test_noise_is_removed_from_messages(message: str, clear: str) -> None:
     assert noiseless(message) == clear

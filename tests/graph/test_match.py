@@ -55,14 +55,7 @@ def test_an_operator_of_another_domain_does_not_match() -> None:
     assert not is_op(None, "Conv")
 
 
-@pytest.mark.parametrize(
-    ("op", "inputs", "orders"),
-    [
-        pytest.param("Add", ["a", "b"], [("a", "b"), ("b", "a")], id="commutative"),
-        pytest.param("Div", ["a", "b"], [("a", "b")], id="not commutative"),
-        pytest.param("Max", ["a"], [], id="not binary"),
-    ],
-)
+@values
 def test_operands(op: str, inputs: list[str], orders: list[tuple[str, str]]) -> None:
     assert list(operands(helper.make_node(op, inputs, ["y"]))) == orders
 

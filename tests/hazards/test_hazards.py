@@ -110,14 +110,7 @@ SQUARE = """
         c = Conv(x, f) s = Pow(c, two) a = Add(s, e) y = Log(a) }"""
 
 
-@pytest.mark.parametrize(
-    ("taps", "weights", "expected"),
-    [
-        pytest.param(4, "1, 0, -1, 2", "", id="a Conv of 4 taps of one channel runs in FP32"),
-        pytest.param(16, "1, 0, -1, 2", "c", id="a Conv of 16 taps"),
-        pytest.param(16, "1, 0, 1, 2", "", id="weights of one sign cancel nothing"),
-    ],
-)
+@values
 def test_tf32_transforms(taps: int, weights: str, expected: str) -> None:
     text = SQUARE.replace("TAPS", f"{taps}").replace("N]", f"{65 - taps}]")
     text = text.replace("WEIGHTS", ", ".join([weights] * taps))

@@ -18,19 +18,13 @@ from rewriter.ir.model import load
 
 pytest.importorskip("hooked", reason="PyTorch is not installed: pip install '.[hooks]'")
 from hooked import Net, casts, torch
+from tables import values
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 MISSING = "is not installed: pip install '.[hooks-test]'"
 
 
-@pytest.mark.parametrize(
-    ("hook", "module", "package"),
-    [
-        pytest.param("torch", "torch", "torch", id="PyTorch"),
-        pytest.param("ultralytics", "torch", "torch", id="Ultralytics without PyTorch"),
-        pytest.param("lightning", "lightning", "lightning", id="Lightning"),
-    ],
-)
+@values
 def test_a_missing_library_is_one_clear_line(hook: str, module: str, package: str) -> None:
     code = f"import sys; sys.modules[{module!r}] = None\nimport rewriter.hooks.{hook}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from doc_pages import PAGES
 from paths import DOCS, ROOT
+from tables import values
 
 INSTEAD = {
     r"\b([Tt]hose|[Tt]hat) of\b": "name the thing, or use a genitive: the sample's range",
@@ -158,15 +159,7 @@ def test_the_pages_are_read_in_an_afternoon() -> None:
     assert len(words) <= MOST_WORDS
 
 
-@pytest.mark.parametrize(
-    ("source", "found"),
-    [
-        ('def f():\n    """What\n    is read."""', "'What'"),
-        ("x = 1\n# Linux\n# alone\n", "'alone'"),
-        ('Y = 2\n"""Largest one, in units of those\nof the engine."""', "'those of'"),
-    ],
-    ids=["a docstring", "a comment over two lines", "a text below a constant"],
-)
+@values
 def test_each_kind_of_text_is_read(source: str, found: str) -> None:
     (objection,) = objections(prose(source))
     assert found in objection

@@ -7,6 +7,7 @@ import pytest
 from command_lines import invoke
 from onnx import parser
 from paths import DOCS, MODELS
+from tables import values
 
 PAGE = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
 
@@ -37,14 +38,7 @@ def quoted(text: str) -> str:
     return text
 
 
-@pytest.mark.parametrize(
-    ("name", "inputs", "kind", "line"),
-    [
-        ("bert", True, "mask", "becomes infinite"),
-        ("mismatch", False, "overflow", "exceeds 65504"),
-        ("nafnet", True, "unfused-norm", "exceed 65504"),
-    ],
-)
+@values
 def test_causes_of_nan_and_of_wrong_numbers_are_found_and_repaired(
     name: str, inputs: bool, kind: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,8 @@
 """Quantised networks, judged by their own rounding, and against the model before quantisation."""
 
+import atexit
+import shutil
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,9 +38,9 @@ class Samples(CalibrationDataReader):  # type: ignore[misc]
 
 @cache
 def folder() -> Path:
-    import tempfile
-
-    return Path(tempfile.mkdtemp(prefix="quantised-"))
+    path = tempfile.mkdtemp(prefix="quantised-")
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return Path(path)
 
 
 @cache

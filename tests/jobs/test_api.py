@@ -12,7 +12,6 @@ import onnx_graphsurgeon as gs
 import pytest
 from graphs import graph
 from nightly import some
-from onnx_text import with_header
 from paths import ROOT
 from tables import values
 
@@ -56,15 +55,6 @@ def test_a_proto_that_is_passed_in_is_not_changed() -> None:
     assert proto.SerializeToString(deterministic=True) == before
 
 
-def test_a_plugin_keeps_its_types_and_is_reported() -> None:
-    plugin = graph("g (float[2,3] x) => (float[2,3] y) { a = Relu(x) b = EfficientPlugin_TRT(a) y = Neg(b) }")
-    result = quick(plugin.whole())
-    assert [node.op_type for node in result.proto.graph.node][-2:] == ["EfficientPlugin_TRT", "Neg"]
-    check = next(check for check in result.checks if check.name == "plugins")
-    assert check.passed is None and "EfficientPlugin_TRT" in check.summary and "up to a" in check.summary
-    assert result.verified and not result.proven
-
-
 def test_a_plugin_that_reads_the_input_is_reported() -> None:
     text = "g (float[2,3] x) => (float[2,3] y) { b = EfficientPlugin_TRT(x) y = Neg(b) }"
     result = quick(graph(text).whole())
@@ -82,14 +72,7 @@ def plugin(reads: str = "a") -> onnx.ModelProto:
             y = Neg(b) }}""").whole()
 
 
-@pytest.mark.parametrize(
-    ("given", "reads", "types"),
-    [
-        pytest.param("EfficientPlugin_TRT:fp16", "a", [10, 10, 10, 10], id="one for all"),
-        pytest.param("EfficientPlugin_TRT:fp16,int32:fp16,fp32,int32", "a, i", [10, 6, 10, 1, 6], id="each"),
-        pytest.param("EfficientPlugin_TRT:fp32:fp16", "a", [1, 10, 10, 10], id="inputs and outputs"),
-    ],
-)
+@values
 def test_a_plugin_gets_types_of_its_ports(given: str, reads: str, types: list[int], tmp_path: Path) -> None:
     options: dict[str, Any] = {"verify": False, "skip": ["simplify"]}
     save = tmp_path / "plan.json"
@@ -163,11 +146,6 @@ def test_a_model_is_split_before_its_plugins() -> None:
     assert [port.name for port in head.outputs] == ["scores", "raw"]
     assert [node.op_type for node in split.tail.proto.graph.node] == ["EfficientNMS_TRT", "Squeeze", "Mul"]
     assert split_at_plugins(graphs.graph("g (float[2] x) => (float[2] y) { y = Relu(x) }")) is None
-
-
-def test_a_plugin_that_reads_the_input_leaves_nothing_to_check() -> None:
-    text = "g (float[2] x) => (float[2] y) { r = Preprocess_TRT(x) y = Relu(r) }"
-    assert split_at_plugins(load(onnx.parser.parse_model(with_header(text)))) is None
 
 
 @pytest.mark.parametrize("io", ["keep", "fp16"])

@@ -8,6 +8,7 @@ import pytest
 from graphs import graph
 from onnx import helper, numpy_helper
 from onnx_text import with_header
+from tables import values
 
 import rewriter
 from rewriter.ir.model import Model, load
@@ -157,18 +158,7 @@ def test_the_error_before_is_that_of_plain_fp16(body: str, finite: bool) -> None
     assert before.finite == finite
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        pytest.param("y = Add(x, huge)", id="an initializer"),
-        pytest.param("h = Constant<value_int = 0>() y = Add(x, h)", id="a Constant"),
-        pytest.param(
-            "y = If (c) <then_branch = t () => (float[512] u) { u = Add(x, huge) },"
-            " else_branch = e () => (float[512] v) { v = Neg(x) }>",
-            id="an initializer of a branch",
-        ),
-    ],
-)
+@values
 def test_large_constants_beyond_fp16_become_infinite_wherever_they_stand(body: str) -> None:
     """RT-DETRv2 and D-FINE are exported with a Constant of anchors, 3e38 where there is none."""
     values = numpy_helper.from_array(np.full(512, 3e38, np.float32), "huge")

@@ -13,6 +13,7 @@ import graphs
 import numpy as np
 import pytest
 from onnx import TensorProto
+from tables import values
 
 from rewriter.ir.model import Model, load, save
 from rewriter.jobs.closed_loop.job import closed_loop, loop_of
@@ -150,14 +151,7 @@ def test_a_word_by_a_margin_that_fp16_does_not_have(tmp_path: Path) -> None:
     assert result.fixed.calls == 4
 
 
-@pytest.mark.parametrize(
-    ("command", "code", "refusal"),
-    [
-        ((), 0, "no-command"),
-        (("-c", "raise SystemExit(3)"), 0, "failed-again"),
-        (("-c", ""), 0, "other-calls"),
-    ],
-)
+@values
 def test_what_is_refused(tmp_path: Path, command: tuple[str, ...], code: int, refusal: str) -> None:
     recording, fixed = streaming(tmp_path, "0")
     full = (sys.executable, *command) if command else ()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from graphs import graph
+from tables import values
 
 import rewriter
 from rewriter.ir.model import Array, save
@@ -128,15 +129,7 @@ def test_inputs_that_are_shapes_are_recognised(text: str, names: list[str]) -> N
     assert shape_inputs(graph(text)) == names
 
 
-ROOMS = [
-    pytest.param("y = Relu(x)", (4, 9), (1, 1), set(), id="any size"),
-    pytest.param("y = Reshape(x, s)", (1, 24), (1, 8), set(), id="a multiple of 8"),
-    pytest.param("y = Mul(x, w)", (2, 8), (1, 1), {("x", 1)}, id="1 or the weights' size"),
-    pytest.param("t = Transpose(w)  y = MatMul(x, t)", (2, 8), (1, 8), {("x", 1)}, id="the weights' size"),
-]
-
-
-@pytest.mark.parametrize(("line", "shape", "least", "rigid"), ROOMS)
+@values
 def test_sizes_that_a_model_takes(
     line: str, shape: tuple[int, ...], least: tuple[int, ...], rigid: set[tuple[str, int]]
 ) -> None:

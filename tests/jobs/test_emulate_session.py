@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from tables import values
 
 import rewriter
 from rewriter.ir.model import DETACH_BYTES, save
@@ -82,15 +83,7 @@ def test_a_mask_of_the_smallest_fp32_number_becomes_infinite() -> None:
     np.testing.assert_array_equal(y, np.zeros(3, np.float32))
 
 
-@pytest.mark.parametrize(
-    ("notes", "expected"),
-    [
-        ({}, "fp32"),
-        ({"rewriter.sums": "fp16"}, "fp16"),
-        ({"rewriter.target": "tensorrt-rtx"}, "fp16"),
-        ({"rewriter.target": "tensorrt-rtx", "rewriter.sums": "fp32"}, "fp32"),
-    ],
-)
+@values
 def test_sums_are_of_the_type_that_verify_uses(notes: dict[str, str], expected: Accumulation) -> None:
     """For a file from elsewhere the target decides: FP16 sums are recorded of TensorRT-RTX."""
     weights = np.random.default_rng(0).standard_normal((1024, 64)).astype(np.float16)

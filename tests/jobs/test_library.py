@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from graphs import graph
 from paths import ROOT
+from searching import HOPELESS
 from tables import values
 
 import rewriter
@@ -87,13 +88,6 @@ def test_a_wrong_call_is_a_usage_error_that_names_the_option(call: str) -> None:
 @values
 def test_the_terminal_shows_keys_as_its_options(key: str, flag: str) -> None:
     assert with_flags(key) == flag
-
-
-HOPELESS = """
-    g (float[2,8] x) => (float[2,2] y)
-    <float[8,2] w = {2049.0, 2049.0, -2048.0, -2048.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0,
-                     0.0, 0.0, 0.0, 0.0, 0.0, 0.0}> { y = MatMul(x, w) }"""
-"""Neither FP16 nor TF32 holds 2049."""
 
 
 def test_sentences_of_results_name_keys(tmp_path: Path) -> None:

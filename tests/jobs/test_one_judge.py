@@ -47,7 +47,7 @@ HOSTILE = {
 
 
 def numbers(result: Any, *names: str) -> list[tuple[bool | None, dict[str, float]]]:
-    checks = [check for check in result.verdict.checks if check.name in names]
+    checks = [check for check in result.checks if check.name in names]
     return [(one.passed, {o.name: o.relative_l2 for o in one.outputs}) for one in checks]
 
 
@@ -203,7 +203,7 @@ def test_what_is_no_better_than_plain_fp16_is_tried_with_more_fp32() -> None:
     """
     result = rewriter.fix(MODELS / "vit.onnx", inputs=MODELS / "vit.npz", build=False)
     assert not result.causes and result.verdict is not None
-    (now,) = (check.outputs[0].relative_l2 for check in result.verdict.checks if check.name == "emulation")
+    (now,) = (check.outputs[0].relative_l2 for check in result.checks if check.name == "emulation")
     assert now <= 1.3 * result.before[0].relative_l2
     assert "FP32 until it is as close as plain FP16: every check passes" in result.repairs
 
@@ -224,7 +224,7 @@ def test_a_tolerance_of_zero_is_the_limit_that_is_printed() -> None:
     case = HOSTILE["as far as FP32"]
     result = rewriter.fix(graph(case.text).whole(), inputs=case.samples, build=False, tolerance=0.0)
     assert not result.proven and "build it with TF32 off" in result.ending and result.verdict is not None
-    texts = [check.summary for check in result.verdict.checks if check.name in ("emulation", "tf32")]
+    texts = [check.summary for check in result.checks if check.name in ("emulation", "tf32")]
     assert texts and all("NOT within 0" in text and "0.005" not in text for text in texts)
 
 

@@ -13,7 +13,7 @@ import onnx.parser
 import pytest
 from graphs import graph
 from paths import MODELS
-from searching import OFFSET
+from searching import HOPELESS, OFFSET
 
 import rewriter
 from rewriter.base import sandbox
@@ -31,12 +31,6 @@ from rewriter.report.results import Conclusion
 from rewriter.runtime.engines import this_machine
 from rewriter.runtime.inputs import load_samples
 
-HOPELESS = """
-    g (float[2,8] x) => (float[2,2] y)
-    <float[8,2] w = {2049.0, 2049.0, -2048.0, -2048.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0,
-                     0.0, 0.0, 0.0, 0.0, 0.0, 0.0}> { y = MatMul(x, w) }"""
-"""Neither FP16 nor TF32 holds 2049."""
-
 
 def samples(count: int = 3) -> list[dict[str, Array]]:
     generator = np.random.default_rng(0)
@@ -52,7 +46,7 @@ def test_islands_repair_what_the_rules_miss() -> None:
     assert "more nodes in FP32" in result.repairs[-1] and "every check passes" in result.repairs[-1]
     assert result.plan is not None and result.plan.fp32
     assert result.verdict is not None  # without the goal of a search
-    assert [check.name for check in result.verdict.checks] == ["structure", "emulation"]
+    assert [check.name for check in result.checks] == ["structure", "emulation"]
     assert result.conclusion == Conclusion("verified", no_build="`build=false`")
 
 
@@ -119,8 +113,7 @@ def test_every_goal_is_judged_on_the_sample_that_is_kept(options: dict[str, Any]
     source = graph(OFFSET).whole()
     given: dict[str, Any] = {"inputs": larger_but_the_last(), "build": False}
     alone = rewriter.fix(source, repair=False, **given, **options)
-    assert alone.verdict is not None
-    found = {check.name: check for check in alone.verdict.checks}
+    found = {check.name: check for check in alone.checks}
     assert found["emulation"].passed is False
     assert found["emulation"].outputs[0].tolerance == options.get("tolerance", 5e-3)
     assert found.get("tolerance", found["structure"]).passed, "the search was content with its own samples"
@@ -168,7 +161,7 @@ def test_what_is_recorded_of_the_target_decides_on_sums() -> None:
     data = {"x": np.ones((4, 64), np.float32), "w": np.ones((64, 4), np.float32)}
     for target, sums in (("tensorrt-rtx", True), ("tensorrt", False)):
         result = rewriter.fix(source, inputs=data, build=False, target=target)
-        assert result.verdict is not None and ("sums in FP16" in result.verdict.checks[1].summary) is sums
+        assert ("sums in FP16" in result.checks[1].summary) is sums
 
 
 def test_the_library_that_judges_is_what_a_result_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,18 +182,21 @@ def test_no_repair_starts_after_its_deadline() -> None:
 
 
 def test_a_repair_ends_in_the_middle_of_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every emulation of a search needs a minute more here."""
+    """Every emulation of a search needs two minutes more here."""
     by_sample = Trials._by_sample
 
     def slow(trials: Trials, plan: Plan) -> list[float]:
-        sandbox.run(time.sleep, 60.0, doing="a slow run", limit_s=90.0)
+        sandbox.run(time.sleep, 120.0, doing="a slow run", limit_s=150.0)
         return by_sample(trials, plan)
 
     monkeypatch.setattr(Trials, "_by_sample", slow)
-    start = time.monotonic()
-    result = rewriter.fix(graph(OFFSET).whole(), inputs=samples(), build=False, repair_seconds=1.5)
-    assert any("no result in time" in line for line in result.repairs)
-    assert time.monotonic() - start < 30.0
+    for limit in (1.5, 30.0):  # no search begins in the first on a busy machine
+        start = time.monotonic()
+        result = rewriter.fix(graph(OFFSET).whole(), inputs=samples(), build=False, repair_seconds=limit)
+        assert time.monotonic() - start < limit + 60.0
+        if any("no result in time" in line for line in result.repairs):
+            return
+    pytest.fail(f"no search was ended: {result.repairs}")
 
 
 def test_searches_and_attempts_share_the_rounding_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +230,7 @@ def test_the_verdict_does_not_hang_on_the_order_of_the_samples() -> None:
     for data in ([large, large, small], [small, large, large], [large, small, large]):
         result = rewriter.fix(source, inputs=data, build=False, repair=False)
         assert result.verified is False and result.verdict is not None
-        (emulation,) = (check for check in result.verdict.checks if check.name == "emulation")
+        (emulation,) = (check for check in result.checks if check.name == "emulation")
         assert emulation.error == pytest.approx(10.4, rel=0.2)
 
 
@@ -270,8 +266,7 @@ def test_a_pass_of_ours_that_breaks_the_result_is_found_and_left_out(
     data = {"x": np.ones((2, 8), np.float32)}
     hopeless = rewriter.fix(graph(HOPELESS).whole(), inputs=data, build=False)
     assert "all of it in FP32" in hopeless.repairs[-1] and "simplify" not in hopeless.pipeline
-    assert hopeless.verdict is not None
-    assert [check.name for check in hopeless.verdict.checks if check.excuse] == ["tf32"]
+    assert [check.name for check in hopeless.checks if check.excuse] == ["tf32"]
 
 
 def test_a_clamped_mask_that_lets_large_scores_through_is_undone() -> None:
@@ -303,7 +298,7 @@ def test_a_cause_that_takes_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch
     def details() -> str:
         failed = rewriter.fix(graph(OFFSET).whole(), inputs=samples(), build=False, repair=False)
         assert failed.verdict is not None and failed.verified is False
-        return " ".join(line for check in failed.verdict.checks for line in check.details)
+        return " ".join(line for check in failed.checks for line in check.details)
 
     assert "adds" in details()
     monkeypatch.setattr(stages, "EXPLAINED", 0.0)

@@ -41,15 +41,7 @@ def test_the_end_of_the_graph_shows_probabilities(body: str, found: Probabilitie
     assert known["y"] == found if isinstance(found, Probabilities) else known["y"].classes == found
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        pytest.param("a = Sigmoid(x) y = Mul(a, x)", id="SiLU"),
-        pytest.param("y = Relu(x)", id="features"),
-        pytest.param("a = MatMul(x, x) y = Transpose(a)", id="a product whose rows are moved"),
-        pytest.param("a = Relu(x) y = Add(a, x)", id="an Add of no bias"),
-    ],
-)
+@values
 def test_other_outputs_are_judged_by_their_relative_error(body: str) -> None:
     assert not probabilities(graph(f"g (float[2,4,4] x) => (float[P,4,4] y) {{ {body} }}"))
 
@@ -291,14 +283,7 @@ def squares(*sides: int, shape: tuple[int, ...] = (1, 1, 32, 32), value: float =
     return found
 
 
-@pytest.mark.parametrize(
-    ("shape", "is_map"),
-    [
-        pytest.param((2, 5, 16, 400), True, id="several classes, a batch, wide"),
-        pytest.param((1, 1, 400, 15), False, id="too narrow"),
-        pytest.param((1, 100, 100), False, id="scores of detections"),
-    ],
-)
+@values
 def test_a_map_has_two_sides_of_sixteen_pixels(shape: tuple[int, ...], is_map: bool) -> None:
     assert (map_error(np.zeros(shape), np.zeros(shape)) is not None) is is_map
 

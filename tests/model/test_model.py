@@ -14,6 +14,7 @@ import pytest
 from graphs import graph, model, random_feeds, run
 from onnx import TensorProto, helper, numpy_helper
 from paths import ROOT
+from tables import values
 
 from rewriter.base.errors import ModelError, OutputError
 from rewriter.ir.model import DETACH_BYTES, Array, Model, load, replace_items, save
@@ -226,14 +227,7 @@ def _point(tensor: onnx.TensorProto, location: str) -> None:
 
 
 class TestBadFiles:
-    @pytest.mark.parametrize(
-        ("source", "words"),
-        [
-            pytest.param("nowhere.onnx", r"nowhere\.onnx: no such file", id="a missing file"),
-            pytest.param(".", "not a file", id="a folder"),
-            pytest.param(7, "an int is no model", id="an object"),
-        ],
-    )
+    @values
     def test_what_is_no_model_is_an_error(self, source: Any, words: str, tmp_path: Path) -> None:
         with pytest.raises(ModelError, match=words):
             load(tmp_path / source if isinstance(source, str) else source)

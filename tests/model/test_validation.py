@@ -283,15 +283,7 @@ def turning(count: str, go: str, inputs: str) -> onnx.ModelProto:
                 {{ d = Identity(c) t = Tanh(s) }}> }}""")
 
 
-@pytest.mark.parametrize(
-    ("count", "go", "inputs", "endless"),
-    [
-        pytest.param("9223372036854775807", "1", "n, go", True, id="a number that is never reached"),
-        pytest.param("3", "1", ", go", True, id="without a number"),
-        pytest.param("3", "1", "n, go", False, id="three turns"),
-        pytest.param("9223372036854775807", "0", "n, go", False, id="no turn"),
-    ],
-)
+@values
 def test_loops_that_do_not_end(count: str, go: str, inputs: str, *, endless: bool, tmp_path: Path) -> None:
     proto = turning(count, go, inputs)
     if endless:

@@ -121,6 +121,6 @@ def test_a_failed_emulation_is_explained_after_rescale_too() -> None:
     ones = [{"x": np.ones((4, 2), np.float32)}]
     steps = "rescale,merge-projections,mixed-precision"
     result = _fixed(graph(text).proto, steps, inputs=ones, repair=False)
-    check = next(check for check in result.verdict.checks if check.name == "emulation")
+    check = next(check for check in result.checks if check.name == "emulation")
     assert check.passed is False and check.details[0].startswith("first beyond")
     assert "/merged/Split" in check.details[0]

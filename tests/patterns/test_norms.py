@@ -128,18 +128,7 @@ def test_float64_is_not_what_the_operator_computes() -> None:
     assert norm.blocked is not None and "float64" in norm.blocked
 
 
-@pytest.mark.parametrize(
-    ("weights", "shape"),
-    [
-        pytest.param("float[1,4,1,1] s = {1, 2, 3, 4}, float[1,4,1,1] b = {1, 2, 3, 4}", "", id="[1,C,1,1]"),
-        pytest.param("float[4,1,1] s = {1, 2, 3, 4}, float[4,1,1] b = {1, 2, 3, 4}", "", id="[C,1,1]"),
-        pytest.param(
-            "float[4] sw = {1, 2, 3, 4}, float[4] bw = {1, 2, 3, 4}, int64[4] to = {1, -1, 1, 1}",
-            "s = Reshape(sw, to) b = Reshape(bw, to)",
-            id="Reshape(weight)",
-        ),
-    ],
-)
+@values
 def test_layer_norm_2d_takes_its_weights_in(weights: str, shape: str) -> None:
     source = graph(
         f"""g (float[2,4,8,8] x) => (float[2,4,8,8] y)

@@ -15,6 +15,7 @@ from graphs import cases, graph
 from hypothesis import given
 from hypothesis import strategies as st
 from paths import MODELS
+from tables import values
 
 from rewriter import api
 from rewriter import passes as catalogue
@@ -88,16 +89,7 @@ def test_refuses(text: str, message: str, hint: str) -> None:
     assert hint in "".join(rest)
 
 
-CANONICAL = [
-    pytest.param("sample-pass{count=3}", "sample-pass", id="defaults are left out"),
-    pytest.param(
-        " sample-pass{ count=4   flag = true }", "sample-pass{flag=true count=4}", id="in order of the fields"
-    ),
-    pytest.param("sample-pass{factor=1e0}", "sample-pass{factor=1.0}", id="numbers as Python prints them"),
-]
-
-
-@pytest.mark.parametrize(("text", "expected"), CANONICAL)
+@values
 def test_prints_canonically(text: str, expected: str) -> None:
     assert render(parse(text)) == expected
     assert render(parse(expected)) == expected
@@ -251,7 +243,7 @@ def test_what_is_given_comes_before_the_preset() -> None:
 def test_accurate_spends_a_budget_with_fp16_accumulators(matmul: onnx.ModelProto) -> None:
     result = api.fix(matmul, preset="accurate", inputs=[data()], build=False)
     assert result.verdict is not None and result.verdict.passed
-    told = " ".join(check.summary for check in result.verdict.checks)
+    told = " ".join(check.summary for check in result.checks)
     assert "at most 0.16 more latency: relative-l2" in told and "sums in FP16" in told
 
 

@@ -7,6 +7,7 @@ import graphs
 import numpy as np
 import pytest
 from plans import kept, planned
+from tables import values
 
 from rewriter.base.text import figure
 from rewriter.hazards.analysis import PrecisionRequest
@@ -46,14 +47,7 @@ NORM = """
         n = Div(h, r) y = Neg(n) }"""
 
 
-@pytest.mark.parametrize(
-    ("real", "largest", "expected"),
-    [
-        pytest.param(True, 80.0, {"a", "r"}, id="squares of at most 80: epsilon and root"),
-        pytest.param(False, 80.0, {"s", "m", "a", "r", "n"}, id="on random data they may be any"),
-        pytest.param(True, 2e4, {"s", "m", "a", "r", "n"}, id="squares without head-room"),
-    ],
-)
+@values
 def test_squares_of_real_data_decide_about_a_norm(real: bool, largest: float, expected: set[str]) -> None:
     source = graphs.graph(NORM)
     ranges = {(0, name): Range(0.5, 9.0, 3.0, True) for name in "xhmarny"} | {
@@ -266,14 +260,7 @@ def test_the_evidence_is_the_product() -> None:
     assert (decision.rule, decision.tensor) == ("epilogue", "m")
 
 
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        pytest.param(197, "a", id="one image"),
-        pytest.param(512, "a", id="launches decide"),
-        pytest.param(3152, "", id="16 images: arithmetic decides"),
-    ],
-)
+@values
 def test_a_product_has_an_own_epilogue_where_arithmetic_does_not_decide(rows: int, expected: str) -> None:
     text = f"g (float[N,768] x) => (float[N,768] y) {{ {VIT_B} }}"
     shapes = {"w": (768, 3072), "b": (3072,), "v": (3072, 768)}

@@ -17,6 +17,7 @@ import pytest
 from graphs import with_weights
 from markupsafe import escape
 from pages import HOSTILE
+from tables import values
 from typer.testing import CliRunner
 
 from rewriter.api import fix
@@ -136,12 +137,11 @@ def test_the_page_of_fix_says_what_was_wrong_and_how_far_off_it_was() -> None:
 
 def test_the_page_of_a_failure_begins_with_limit_remedy_and_the_nodes() -> None:
     done = pages.fixed()
-    assert done.verdict is not None
     checks = [
         replace(check, passed=False, details=("adds 0.02: /body/c1 (Conv)",))
         if check.name == "emulation"
         else check
-        for check in done.verdict.checks
+        for check in done.checks
     ]
     failed = replace(done, verdict=Verdict(tuple(checks)), end=End("failed"))
     ended, text = failed.conclusion, html.as_html(failed)
@@ -293,7 +293,7 @@ def test_the_worst_sample_is_called_by_its_file(tmp_path: Path) -> None:
     assert done.data is not None and done.data.names == tuple(
         str(tmp_path / f"{name}.npz") for name in ("z", "a", "night")
     )
-    (figures,) = judging_check(done.verdict.checks).statistics  # type: ignore[union-attr]
+    (figures,) = judging_check(done.checks).statistics  # type: ignore[union-attr]
     worst = Path(done.data.names[figures.sample]).name
     assert f"<li>in sample {worst}</li>" in html.as_html(done)
 
@@ -387,14 +387,7 @@ def test_saved_json_gives_the_page_of_the_command(
     assert verb != "fix" or "data-depth" in Path(again).read_text()
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param({"verb": "fix"}, id="keys that lack"),
-        pytest.param({"sections": [{"template": "../render.py"}]}, id="a template of another folder"),
-        pytest.param({"sections": [{"values": {"table": 3}}]}, id="values of another kind"),
-    ],
-)
+@values
 def test_a_saved_page_that_was_changed_is_an_error(page: dict[str, Any], tmp_path: Path) -> None:
     body = {"template": "table.html", "values": {}}
     section = {"id": "a", "title": "A", "lead": "", "bodies": [body | page.get("sections", [{}])[0]]}

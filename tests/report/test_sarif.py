@@ -17,68 +17,44 @@ from rewriter.ir.plan import Range
 from rewriter.jobs.scan import Finding, ScanResult
 from rewriter.report import sarif
 
-LEVELS = ("none", "note", "warning", "error")
-
-STRUCTURE: dict[str, dict[str, object]] = {
-    "sarifLog": {"$schema": str, "version!": ("2.1.0",), "runs!": ["run"]},
-    "run": {
-        "tool!": "tool",
-        "invocations": ["invocation"],
-        "artifacts": ["artifact"],
-        "results": ["result"],
-        "columnKind": ("utf16CodeUnits", "unicodeCodePoints"),
-        "properties": dict,
-    },
-    "tool": {"driver!": "toolComponent"},
-    "toolComponent": {"name!": str, "semanticVersion": str, "rules": ["reportingDescriptor"]},
-    "reportingDescriptor": {
-        "id!": str,
-        "shortDescription": "multiformatMessageString",
-        "help": "multiformatMessageString",
-        "defaultConfiguration": "reportingConfiguration",
-        "properties": dict,
-    },
-    "reportingConfiguration": {"level": LEVELS},
-    "multiformatMessageString": {"text!": str},
-    "invocation": {"executionSuccessful!": bool, "toolExecutionNotifications": ["notification"]},
-    "notification": {"message!": "message", "level": LEVELS},
-    "artifact": {"location": "artifactLocation", "properties": dict},
-    "artifactLocation": {"uri": str, "index": int},
-    "result": {
-        "ruleId": str,
-        "ruleIndex": int,
-        "level": LEVELS,
-        "message!": "message",
-        "locations": ["location"],
-        "partialFingerprints": dict,
-        "properties": dict,
-    },
-    "message": {"text!": str},
-    "location": {"physicalLocation": "physicalLocation", "logicalLocations": ["logicalLocation"]},
-    "physicalLocation": {"artifactLocation": "artifactLocation"},
-    "logicalLocation": {"fullyQualifiedName": str, "name": str, "kind": str},
-}
+STRUCTURE: dict[str, dict[str, str]] = {}
+for line in """\
+sarifLog: $schema str, version! 2.1.0, runs! [run]
+run: tool! tool, invocations [invocation], artifacts [artifact], results [result], \
+columnKind utf16CodeUnits/unicodeCodePoints, properties dict
+tool: driver! toolComponent
+toolComponent: name! str, semanticVersion str, rules [rule]
+rule: id! str, shortDescription text, help text, defaultConfiguration configuration, properties dict
+configuration: level none/note/warning/error
+text: text! str
+invocation: executionSuccessful! bool, toolExecutionNotifications [notification]
+notification: message! text, level none/note/warning/error
+artifact: location artifactLocation, properties dict
+artifactLocation: uri str, index int
+result: ruleId str, ruleIndex int, level none/note/warning/error, message! text, locations [location], \
+partialFingerprints dict, properties dict
+location: physicalLocation physicalLocation, logicalLocations [logicalLocation]
+physicalLocation: artifactLocation artifactLocation
+logicalLocation: fullyQualifiedName str, name str, kind str""".splitlines():
+    kind, _, parts = line.partition(": ")
+    STRUCTURE[kind] = dict(part.split(" ") for part in parts.split(", "))
 """Of each object the properties that we use, `!` behind those that are required. None allows others."""
 
 
-def faults(value: Any, kind: object, where: str = "log") -> Iterator[str]:
+def faults(value: Any, kind: str, where: str = "log") -> Iterator[str]:
     """Where a value departs from the structure."""
-    if isinstance(kind, str):
+    if kind in STRUCTURE:
         names = {name.rstrip("!"): part for name, part in STRUCTURE[kind].items()}
         yield from (f"{where}.{name} is unknown" for name in value.keys() - names.keys())
         required = {name[:-1] for name in STRUCTURE[kind] if name.endswith("!")}
         yield from (f"{where}.{name} is missing" for name in required - value.keys())
-        for name, part in names.items():
-            if name in value:
-                yield from faults(value[name], part, f"{where}.{name}")
-    elif isinstance(kind, list):
+        for name in names.keys() & value.keys():
+            yield from faults(value[name], names[name], f"{where}.{name}")
+    elif kind.startswith("["):
         for index, part in enumerate(value):
-            yield from faults(part, kind[0], f"{where}[{index}]")
-    elif isinstance(kind, tuple):
-        if value not in kind:
-            yield f"{where} is {value!r}"
-    elif isinstance(kind, type) and not isinstance(value, kind):
-        yield f"{where} is a {type(value).__name__}"
+            yield from faults(part, kind[1:-1], f"{where}[{index}]")
+    elif type(value).__name__ != kind and value not in kind.split("/"):
+        yield f"{where} is {value!r}, not {kind}"
 
 
 @pytest.fixture(scope="module")

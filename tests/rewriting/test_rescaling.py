@@ -219,7 +219,7 @@ rounded (`epilogues`): no FP16 stream rounds as little as none does (docs/rescal
 def error_of(result: FixResult) -> float:
     """Largest relative L2 error of an output of the emulated model, which has to pass."""
     assert result.verdict is not None and result.verdict.passed
-    emulation = next(c for c in result.verdict.checks if c.name == "emulation")
+    emulation = next(c for c in result.checks if c.name == "emulation")
     return max(c.relative_l2 for c in emulation.outputs)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from graphs import apply, graph, with_weights
 from onnx import numpy_helper
+from tables import values
 
 from rewriter.ir.model import Array, Model, load
 from rewriter.ir.plan import Plan
@@ -28,15 +29,7 @@ def sample(value: float, size: int = 4) -> dict[str, Array]:
     return {"x": np.full(size, value, np.float32)}
 
 
-@pytest.mark.parametrize(
-    ("size", "fed", "words"),
-    [
-        pytest.param(0.0, 1.0, "output y: the original gives 0 throughout", id="zeros"),
-        pytest.param(1e-40, 1e-40, "output y: the original gives no value above 1e-40", id="too small"),
-        pytest.param(1.0, 1.0, "", id="meaningful values"),
-        pytest.param(0.0, 0.0, None, id="it passes"),
-    ],
-)
+@values
 def test_a_failure_names_an_output_without_values(size: float, fed: float, words: str | None) -> None:
     expected = Expected(outputs(size), outputs(size))
     check = check_structure(expected, DOUBLED, [], [sample(fed)])

@@ -118,23 +118,7 @@ def test_on_which_sample_a_file_that_is_all_fp32_errs_is_chance() -> None:
     assert not as_fp32(check, engine(0.008, 0.001), "FP32", by_chance=True).passed
 
 
-@pytest.mark.parametrize(
-    ("body", "kind", "chance"),
-    [
-        pytest.param("a = Cast<to = 10>(x) b = Neg(a) y = Cast<to = 1>(b)", "x", False, id="FP16"),
-        pytest.param("y = Neg(x)", "x", True, id="all FP32"),
-        pytest.param(
-            "v, i = TopK(x, k) a = Cast<to = 10>(v) b = Neg(a) y = Cast<to = 1>(b)", "k", True, id="rows"
-        ),
-        pytest.param(
-            "a = Cast<to = 10>(x) i = ArgMax<axis = 1>(x) b = Gather<axis = 1>(a, i) c = Add(a, b) "
-            "y = Cast<to = 1>(c)",
-            "x",
-            True,
-            id="a route",
-        ),
-    ],
-)
+@values
 def test_chance_decides_where_a_file_errs_in_fp32_or_in_rows(body: str, kind: str, chance: bool) -> None:
     size = {"x": 4, "k": 2}[kind]
     model = graph(f"g (float[1,4] x) => (float[1,{size}] y) <int64[1] k = {{2}}> {{ {body} }}")
@@ -150,14 +134,7 @@ EXACT, IN_FP16 = (
 )
 
 
-@pytest.mark.parametrize(
-    ("rows", "hard", "passed"),
-    [
-        pytest.param(100, True, True, id="one row in a hundred, as in FP32"),
-        pytest.param(40, True, False, id="one in forty is too many"),
-        pytest.param(100, False, False, id="FP32 keeps every row"),
-    ],
-)
+@values
 def test_single_rows_may_move_where_fp32_moves_single_rows(rows: int, hard: bool, passed: bool) -> None:
     """TF32 rounds 2049, FP16 rounds 4098: each moves a row from 0.73 to 0.27, on a sample of its own."""
     original, fixed = (graph(ROWS.replace("T", str(rows)).replace("BODY", b)) for b in (EXACT, IN_FP16))
@@ -209,14 +186,7 @@ def test_a_failed_tf32_check_says_how_to_avoid_tf32(value: float, hint: bool) ->
     assert ("--noTF32" in check.summary) is hint
 
 
-@pytest.mark.parametrize(
-    ("error", "exact", "off", "words"),
-    [
-        pytest.param(4e-3, None, None, "", id="within the tolerance: nothing is tried"),
-        pytest.param(0.06, 6e-4, 0.12, "; with TF32 off, ", id="TF32 is the cause"),
-        pytest.param(0.06, 0.05, 10.0, "", id="TF32 is not all of it"),
-    ],
-)
+@values
 def test_a_file_with_tf32_off(error: float, exact: float | None, off: float | None, words: str) -> None:
     def tried() -> Check:
         assert exact is not None
@@ -240,8 +210,7 @@ def test_fix_recommends_an_engine_without_tf32_where_that_is_the_cure() -> None:
     rng = np.random.default_rng(1)
     x = rng.standard_normal((1, 4, 64)) * np.geomspace(1e-4, 30, 64)
     result = rewriter.fix(SPECTRUM, inputs={"x": x.astype(np.float32)}, build=False, repair=False)
-    assert result.verdict is not None
-    (check,) = (one for one in result.verdict.checks if one.name == "emulation")
+    (check,) = (one for one in result.checks if one.name == "emulation")
     assert check.tf32_off is not None and check.tf32_off < 0.1 * check.error
     assert "with TF32 off" in check.summary
     assert result.conclusion.remedy.startswith("build this file with TF32 off")

@@ -60,17 +60,7 @@ def test_the_worst_sample_counts_for_each_output() -> None:
     assert nan_outputs([sample(1), sample(2), sample(0)]) == {"bad": 0.5}
 
 
-@pytest.mark.parametrize(
-    ("body", "first"),
-    [
-        pytest.param("i = Shape(x) a = Neg(x) b = Log(a) y = Exp(b)", "Log(b) (Log)", id="NaN at last"),
-        pytest.param(
-            "a = Reciprocal(z) b = Log(z) c = Sub(b, b) y = Add(c, a)", "Sub(c) (Sub)", id="NaN first"
-        ),
-        pytest.param("a = Neg(z) y = Reciprocal(a)", "Reciprocal(y) (Reciprocal)", id="infinity alone"),
-        pytest.param("a = Neg(x) y = Exp(a)", "", id="neither"),
-    ],
-)
+@values
 def test_the_first_node_whose_result_is_not_finite(body: str, first: str) -> None:
     model = graph(f"g (float[2] x, float[2] z) => (float[2] y) {{ {body} }}")
     assert first_nan(model, [{"x": np.ones(2, np.float32), "z": np.zeros(2, np.float32)}]) == first

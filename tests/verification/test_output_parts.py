@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from graphs import with_weights
+from tables import values
 
 import rewriter
 from rewriter.ir.model import Array, Model, save
@@ -128,8 +129,7 @@ def test_fix_ends_alike_for_parts_and_for_outputs(tmp_path: Path) -> None:
         plain = rewriter.fix(source.proto, tmp_path / "o.onnx", inputs={"x": x}, build=False)
         worst = max(o.relative_l2 for o in plain.before)
         assert not all(o.passed for o in plain.before) and worst > 0.1, outputs
-        assert plain.verdict is not None
-        assert not plain.verified or not any(o.relative_l2 > 0.1 for o in plain.verdict.checks[-1].outputs)
+        assert not plain.verified or not any(o.relative_l2 > 0.1 for o in plain.checks[-1].outputs)
 
 
 def part(error: float, entries: int) -> OutputComparison:
@@ -137,15 +137,7 @@ def part(error: float, entries: int) -> OutputComparison:
     return OutputComparison("y (p)", error, error, 1.0, True, 0.005 * few, of="y", chance=few)
 
 
-@pytest.mark.parametrize(
-    ("error", "own", "entries", "passed"),
-    [
-        pytest.param(0.014, 0.01, 10_000, True, id="as its own FP32 engine"),
-        pytest.param(0.02, 0.01, 10_000, False, id="twice that"),
-        pytest.param(0.02, 0.01, 4, True, id="of few values both are so by chance"),
-        pytest.param(0.2, 0.2, 10_000, False, id="of no use"),
-    ],
-)
+@values
 @pytest.mark.parametrize("asked", [False, True], ids=["", "a tolerance of the user's"])
 def test_fp32_excuses_parts(error: float, own: float, entries: int, passed: bool, asked: bool) -> None:
     rounds = ((part(error, entries),),)
