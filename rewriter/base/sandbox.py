@@ -3,10 +3,9 @@
     facts = sandbox.call(infer, proto_bytes, doing="shape inference")
     report, log = sandbox.run(build_here, path, options, doing="the TensorRT build", limit_s=600)
 
-`call` uses a fork of this process, kept warm: it starts in milliseconds, has the libraries that are imported
-here, and shares this process's memory, weights included, without a copy. `worker` is such a fork with an
-object of its own. `run` starts an interpreter, which can use CUDA whatever this process did, and can have
-another environment. All three are a `Worker`: a process that answers calls through a socket.
+`call` uses a fork of this process, kept warm: it starts in milliseconds and shares this process's memory.
+`worker` is such a fork with an object of its own. `run` starts an interpreter, which can use CUDA and can
+have another environment. All three are a `Worker`: a process that answers calls through a socket.
 
 A process whose other threads may compute is never forked: OpenBLAS, which NumPy has, ends its threads before
 a fork, so that a product in another thread would wait for them forever; and a lock that another thread holds

@@ -1,7 +1,5 @@
 """Hazard rules about small values that a later node makes large: logarithms, roots and divisors.
 
-A logarithm shows relative errors, whatever the size of the value: what FP16 flushes to zero becomes -inf.
-
 In a front end, a linear transform of an input signal such as a spectrogram, FP16 rounds each sample, weight
 and sum relative to the large ones. What is small beside them is noise.
 """

@@ -102,10 +102,8 @@ BEFORE_SOFTMAX = CHEAP - SOFTMAX
 def masks(analysis: GraphAnalysis) -> Iterator[Hazard]:
     """Mask constants that become infinite in the lower type, whatever the samples' masks are.
 
-    Multiplied by the 0 of an unmasked entry they are NaN. If they cannot be clamped, because the other factor
-    may hold other values than 0 and 1, all nodes from there to the Softmax need FP32. Added or selected they
-    are harmless until a row is masked entirely: its Softmax is NaN (docs/hazards.md#masks), as is -inf plus
-    another mask's inf.
+    Multiplied by the 0 of an unmasked entry they are NaN: all nodes from there to the Softmax need FP32.
+    Added or selected they are harmless until a row is masked entirely (docs/hazards.md#masks).
     """
     for use in mask_uses(analysis, products=True):
         value = f"{extreme(use.value):.4g}"

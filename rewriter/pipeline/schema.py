@@ -1,11 +1,8 @@
 """Declares an option once, as the field of a dataclass, and reads its value from any source.
 
-The command line's parameter, the key in files, the variable, the keyword of the API and the row of
-docs/configuration.md all come from the field: its name, type and default, and its entry in the docstring of
-the class, whose first sentence is the line in `--help`.
-
-All sources go through `converted`, by the type of the option; those that only have texts wrap them in `Text`.
-A field that lists something accepts a single value, too: `keep_fp32="*/norm*"` is one pattern.
+Parameters, keys, variables, keywords and the rows of docs/configuration.md come from the field and from its
+entry in the docstring of the class, whose first sentence is the line in `--help`. All sources go through
+`converted`; those that only have texts wrap them in `Text`. A list accepts a single value, too.
 """
 
 import inspect

@@ -3,13 +3,11 @@
 A kernel begins with a product or a convolution, and includes the elementwise nodes after it. With an FP32
 epilogue, a product of FP16 operands sums in FP32: see `has_fp32_epilogue`.
 
-The same rules serve graphs without types, before a plan, and graphs with types. `Dataflow` is their interface
-to both. A graph without types looks through Casts between floats (`rewriter.hazards.GraphAnalysis`); in a
-graph with types (`rewriter.runtime.emulation.product_sums`) Casts are nodes.
+The same rules serve graphs without types, before a plan, which look through Casts between floats, and graphs
+with types, in which Casts are nodes. `Dataflow` is their interface to both.
 
-By its shape, a kernel computes an FP32 product exactly, or of operands rounded or truncated to TF32, and sums
-an FP16 one in FP16 or FP32: measured on single nodes (H100, TensorRT-RTX 1.6.1;
-docs/accuracy.md#kernels-of-products).
+By its shape, a kernel computes an FP32 product exactly or in TF32, and sums an FP16 one in FP16 or FP32
+(H100, TensorRT-RTX 1.6.1; docs/accuracy.md#kernels-of-products).
 """
 
 import math

@@ -1,18 +1,8 @@
 """Rules that keep nodes in FP32 where TensorRT computes in FP32 at no cost.
 
-- Epilogues: an FP16 product whose elementwise readers are FP32 sums in FP32, and rounds once, at the end of
-  its kernel (docs/accuracy.md#what-was-measured).
-- Norms of one operator compute in FP32 inside, so FP32 around them only costs bandwidth. With no view before
-  it, a norm takes the epilogue from the product: it then stays FP16
-  (docs/accuracy.md#norms-and-transposes).
-- Attention's Softmax in FP32 makes the scores sum in FP32. Scaling, masks, IsNaN and Where around it stay
-  FP16, or attention becomes several kernels (docs/accuracy.md#attention).
-- A written-out sum of products (decompose-dot-products): neither its operands nor its result are rounded.
-- TensorRT divides by a constant by multiplying with its reciprocal, which it rounds to FP16: a bias that adds
-  up over layers. With the Div in FP32 between two Casts the kernel is the same, and right
-  (docs/accuracy.md#rounded-reciprocals). A Mul by a rounded constant stays FP16.
-
-Not free: epilogues of a Conv, or of several products of one tensor that no pass merged (merge-projections).
+docs/accuracy.md has the measurements: epilogues of products, norms of one operator, attention's Softmax,
+written-out sums of products, and divisions by a constant whose reciprocal FP16 rounds. Not free: epilogues of
+a Conv, or of several products of one tensor that no pass merged (merge-projections).
 """
 
 from collections.abc import Iterator, Sequence

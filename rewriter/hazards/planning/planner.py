@@ -1,10 +1,7 @@
 """Turns hazards into a plan, with FP32 islands that merge and grow, and fits saved plans to a model.
 
-Islands merge where they meet, and grow over residual sums if that needs no more Casts. The norms of a network
-read its residual stream: if they are FP32 islands, every sum of the stream is cast up for them. With the sums
-in FP32, too, only the branch that each of them adds is cast. That needs as many Casts, and the stream is no
-longer rounded once per layer. It costs 4 bytes per element instead of 2 (docs/accuracy.md#residual-streams).
-The source of a stream is a sum of embeddings; all but one may be constants.
+Islands merge where they meet, and grow over residual sums if that needs no more Casts: norms in FP32 read the
+residual stream, which is then no longer rounded once per layer (docs/accuracy.md#residual-streams).
 """
 
 from collections.abc import Iterable, Iterator, Mapping

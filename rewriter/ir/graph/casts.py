@@ -1,9 +1,7 @@
 """Changes the float types of a model, with as few Casts as possible.
 
-One algorithm serves the precision pass (types from a plan), the reference (everything FP32) and
-the emulation (everything FP32, with an explicit round to the planned type after every tensor).
-Casts between float types are removed first, and inserted where a consumer needs another type than
-the tensor is stored in.
+It serves the precision pass (types from a plan), the reference (everything FP32) and the emulation (FP32,
+with a round to the planned type after every tensor).
 """
 
 from collections.abc import Sequence

@@ -1,12 +1,9 @@
 """Converts nodes to a later version of the default operator set.
 
-onnx.version_converter converts whole graphs through its C++ intermediate form. That drops node metadata and
-quantisation annotations, skips subgraphs, and stops at unknown operators. Here it converts the nodes of one
-graph side by side, each with inputs of its own: the rest of the model is unchanged, and errors name the node.
-
-`RULES` corrects adapters of onnx 1.23 that change results. Each rule was found by running operators before
-and after the conversion on ONNX Runtime: without it, the results differ or the model is invalid
-(tests/passes/test_upgrade_opset.py).
+onnx.version_converter converts whole graphs: it drops node metadata and quantisation annotations, skips
+subgraphs, and stops at unknown operators. Here it converts the nodes of one graph side by side, each with
+inputs of its own: the rest of the model is unchanged, and errors name the node. `RULES` corrects adapters of
+onnx 1.23 that change results (tests/passes/test_upgrade_opset.py).
 """
 
 from collections.abc import Callable, Iterator, Sequence

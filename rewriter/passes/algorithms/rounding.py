@@ -1,9 +1,8 @@
 """Rounds weights so that the outputs of their products keep their mean.
 
-Rounding weights and bias to nearest leaves random errors. Over data with the means m they add a constant to
-each output, (W - round(W)) m + b - round(b). It is the same in every row, pixel and sample, so averaging over
-them does not remove it. Here a few weights of each output are rounded the other way, so that the constant
-vanishes: bias correction (Nagel et al. 2019, https://arxiv.org/abs/1906.04721) that changes only weights.
+Over data with the means m, rounding to nearest adds (W - round(W)) m + b - round(b) to each output, in every
+row, pixel and sample. Here a few weights of each output are rounded the other way, so that it vanishes: bias
+correction (Nagel et al. 2019, https://arxiv.org/abs/1906.04721) that changes only weights.
 """
 
 import math

@@ -1,12 +1,8 @@
 """Chooses exponents: the cheapest ones that bring tensors into FP16's range and let none leave it.
 
-These are not difference constraints, so shortest paths do not solve them. A constant between two tensors
-absorbs the difference of their exponents; but a product of two tensors adds them, a square doubles one, and a
-score that Softmax fixes makes Q's the opposite of K's. The costs are not convex either: a tensor out of range
-costs the same, however many binades it is out. But a free exponent has 65 values and few neighbours: each is
-set to its best value in turn.
-
-docs/rescaling.md#how-exponents-are-chosen lists the costs.
+These are not difference constraints (a product of two tensors adds exponents, a square doubles one), and the
+costs are not convex: a tensor out of range costs the same, however far it is out. But a free exponent has 65
+values and few neighbours: each is set to its best value in turn (docs/rescaling.md#how-exponents-are-chosen).
 """
 
 import math
