@@ -17,24 +17,11 @@ from rewriter.hazards import (
     types,
     weights,
 )
-from rewriter.hazards.analysis import (
-    ALREADY_AVOIDED,
-    GraphAnalysis,
-    Hazard,
-    PrecisionRequest,
-    is_already_avoided,
-)
-
-__all__ = [
-    "ALREADY_AVOIDED",
-    "RULES",
-    "SCAN_RULES",
-    "GraphAnalysis",
-    "Hazard",
-    "PrecisionRequest",
-    "Rule",
-    "is_already_avoided",
-]
+from rewriter.hazards.analysis import ALREADY_AVOIDED as ALREADY_AVOIDED
+from rewriter.hazards.analysis import GraphAnalysis as GraphAnalysis
+from rewriter.hazards.analysis import Hazard as Hazard
+from rewriter.hazards.analysis import PrecisionRequest as PrecisionRequest
+from rewriter.hazards.analysis import is_already_avoided as is_already_avoided
 
 Rule = Callable[[GraphAnalysis], Iterable[Hazard]]
 
