@@ -54,6 +54,48 @@ def test_boxes_and_scores_in_one_tensor_are_partly_probabilities(scores: str) ->
     assert probabilities(model)["y"].partly
 
 
+@pytest.mark.parametrize(
+    ("body", "rounded"),
+    [
+        pytest.param("a = Mul(x, k) b = Round(a) y = Cast<to = 6>(b)", True, id="samples of sound"),
+        pytest.param("a = Sigmoid(x) y = QuantizeLinear(a, k)", True, id="quantised"),
+        pytest.param("a = Cast<to = 7>(x) s = Cast<to = 7>(k) y = Concat<axis = 0>(a, s)", True, id="joined"),
+        pytest.param("y = ArgMax(x)", False, id="classes"),
+        pytest.param(
+            "a = ArgMax(x) b = Cast<to = 1>(a) c = Div(b, k) y = Cast<to = 7>(c)", False, id="places"
+        ),
+        pytest.param(
+            "a = ArgMax(x) b = Cast<to = 7>(x) y = Concat<axis = 0>(a, b)", False, id="classes beside boxes"
+        ),
+        pytest.param("a = ArgMax(x) b = Gather<axis = 0>(k, a) y = Cast<to = 7>(b)", False, id="a table"),
+        pytest.param("a = Greater(x, k) y = Cast<to = 6>(a)", False, id="decisions"),
+        pytest.param("y = Shape(x)", False, id="sizes"),
+    ],
+)
+def test_whole_numbers_of_floats_are_rounded(body: str, rounded: bool) -> None:
+    types = {"QuantizeLinear": "uint8", "<to = 6>(b": "int32", "y = Cast<to = 6>(a": "int32"}
+    kind = next((kind for part, kind in types.items() if part in body), "int64")
+    model = graph(f"g (float[2,3,4] x) => ({kind} y) <float[1,1,1] k = {{9.0}}> {{ {body} }}")
+    assert [known.rounded for known in probabilities(model).values()] == [True] * rounded
+
+
+def test_rounded_numbers_are_judged_by_their_distance_or_by_how_many_differ() -> None:
+    rng = np.random.default_rng(0)
+    sound = rng.integers(-20000, 20000, (1, 2, 500)).astype(np.int32)
+    kind = Probabilities("", rounded=True)
+
+    def verdicts(actual: Array) -> list[bool]:
+        found = compare({"y": sound}, {"y": actual}, FP16, kinds={"y": kind}, parts={"y": ()})
+        return [one.passed for one, _ in found]
+
+    near = sound + rng.integers(-9, 10, sound.shape)
+    quiet = np.stack([sound[:, 0], (sound[:, 1] * 0.8).astype(np.int32)], axis=1)
+    assert all(verdicts(near.astype(np.int32)))
+    assert not all(verdicts(quiet)) and not all(verdicts((sound * 1.02).astype(np.int32)))
+    few = (rng.random(sound.shape) < 0.001).astype(np.int32)
+    assert all(verdicts(np.where(few, 0, sound))), "one in a thousand is another number"
+
+
 def judged(expected: Array, actual: Array, kind: Probabilities = SOFTMAX) -> OutputComparison:
     ((one, _),) = compare({"y": expected}, {"y": actual}, FP16, kinds={"y": kind})
     return one

@@ -49,9 +49,7 @@ class OutputComparison:
     """The verdict on one output or on a part of one, against a tolerance."""
 
     name: str
-    relative_l2: (
-        float  # ||a - b|| / ||b|| for floats and images of bytes; else the share of differing elements
-    )
+    relative_l2: float  # ||a - b|| / ||b|| for floats and rounded ones; else the share of differing elements
     max_abs: float
     cosine: float
     finite: bool  # True if NaN and infinities are where the original has them
@@ -177,7 +175,8 @@ def compare(
     }
 
     def judged(name: str, limit: float, note: str = "") -> tuple[OutputComparison, ...]:
-        whole = _compared(name, replace(pairs[name]), limit, note)
+        rounded = name in kinds and kinds[name].rounded
+        whole = _compared(name, replace(pairs[name]), limit, note, rounded=rounded)
         rows = axis_of_rows(name, expected, as_sets)
         axis = 1 if rows is None else rows
         found = [part for part in parts.get(name, ()) if not (as_sets and axis in part.axes)]
@@ -194,7 +193,7 @@ def compare(
                 outputs[name] = tuple(replace(output, allowance=allowance) for output in sets)
     for name, kind in kinds.items():
         whole, *own = outputs[name]
-        if whole.finite and not kind.partly:
+        if whole.finite and not (kind.partly or kind.rounded):
             whole = _with_probabilities(whole, kind, Pair(expected[name], actual[name]), tolerance)
         outputs[name] = whole, *own
     return tuple((output, pairs[name]) for name, ones in outputs.items() for output in ones)
@@ -224,7 +223,7 @@ def _parts(
 ) -> Iterator[OutputComparison]:
     """The parts of an output in one sample, each as an output of its own."""
     if not is_float(pair.expected):
-        yield from () if _rounds_levels(pair) else _slices(whole, pair)
+        yield from () if _rounds_levels(pair) else _slices(whole, pair, kind is not None and kind.rounded)
         return
     if kind is not None and (kind.raw or kind.logarithms or not math.isfinite(whole.tolerance)):
         kind = None
@@ -264,23 +263,25 @@ def _part(
     return replace(one, of=whole.name, chance=few, part=part)
 
 
-def _slices(whole: OutputComparison, pair: Pair) -> Iterator[OutputComparison]:
+def _slices(whole: OutputComparison, pair: Pair, rounded: bool) -> Iterator[OutputComparison]:
     """The worst slice along each axis of an output of Booleans or whole numbers."""
     for axis in range(pair.expected.ndim):
-        worst, share = flipped(axis, pair.expected, pair.actual) if pair.same_shape else (0, 1.0)
+        worst, share = flipped(axis, pair.expected, pair.actual, rounded) if pair.same_shape else (0, 1.0)
         name, limit = f"{whole.name} (slices of axis {axis})", max(whole.tolerance, USABLE)
         note = f"slice {worst}: share of its entries that are not 0"
         yield replace(whole, name=name, relative_l2=share, tolerance=limit, note=note, of=whole.name)
 
 
-def _compared(name: str, pair: Pair, tolerance: float, note: str = "") -> OutputComparison:
+def _compared(
+    name: str, pair: Pair, tolerance: float, note: str = "", *, rounded: bool = False
+) -> OutputComparison:
     expected, actual = pair.expected, pair.actual
     if not pair.same_shape:
         note = f"shape {actual.shape}, expected {expected.shape}"
     elif is_float(expected):
         note = "; ".join(filter(None, (note, degenerate(expected))))
-    elif not _rounds_levels(pair):
-        share = float(np.mean(expected != actual)) if expected.size else 0.0
+    elif not _rounds_levels(pair) and not (rounded and pair.relative_l2 < _share(pair)):
+        share = _share(pair)
         unit = "share of differing elements"
         note = "; ".join(filter(None, (note, unit)))
         shares = (share, share, 1.0 - share, True)
@@ -288,6 +289,10 @@ def _compared(name: str, pair: Pair, tolerance: float, note: str = "") -> Output
         return OutputComparison(name, *shares, tolerance, note, unit=unit, carriers=own)
     figures = (pair.relative_l2, pair.max_abs, pair.cosine, pair.finite)
     return OutputComparison(name, *figures, tolerance, note, carriers=pair.carriers)
+
+
+def _share(pair: Pair) -> float:
+    return float(np.mean(pair.expected != pair.actual)) if pair.expected.size else 0.0
 
 
 def _rounds_levels(pair: Pair) -> bool:

@@ -355,14 +355,19 @@ def _measured(part: Part, arrays: Sequence[Array]) -> Part | None:
     return replace(part, scale=scale, in_unit=in_unit) if scale > part.noise else None
 
 
-def flipped(axis: int, expected: Array, actual: Array) -> tuple[int, float]:
+def flipped(axis: int, expected: Array, actual: Array, rounded: bool = False) -> tuple[int, float]:
     """The worst slice of a short axis of Booleans or whole numbers, and the share that differs there.
 
-    The share is of the entries that are not 0 in the original, so that a rare class counts as any other.
+    The share is of the entries that are not 0 in the original, so that a rare class counts as any other. Of
+    `rounded` floats, it is the relative L2 error where that is smaller.
     """
     if not 1 < expected.shape[axis] <= FEW:
         return 0, 0.0
     differ = np.sum(expected != actual, axis=_others(axis, expected))
     used = np.maximum(np.sum(expected != 0, axis=_others(axis, expected)), 1)
     shares = np.maximum(differ - 1, 0) / used  # one entry may be a tie
+    if rounded:
+        wide = expected.astype(np.float64)
+        distance, size = (np.sum(a**2, axis=_others(axis, a)) ** 0.5 for a in (actual - wide, wide))
+        shares = np.minimum(shares, distance / np.maximum(size, 1.0))
     return int(np.argmax(shares)), float(np.max(shares))

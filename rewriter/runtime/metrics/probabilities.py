@@ -12,11 +12,12 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto
 
 from rewriter.ir.graph import attribute, display_name, is_op
 from rewriter.ir.graph.ops import RESHAPES
 from rewriter.ir.model import Array, Model
+from rewriter.ir.model.tensors import FLOATS, TensorFacts
 from rewriter.runtime.metrics.pairwise_error import Pair, is_float
 from rewriter.runtime.metrics.tolerances import USABLE
 
@@ -77,10 +78,13 @@ FIRST_PLAIN_AXIS = 13
 PLAIN = RESHAPES | {"Cast", "Slice", "Gather", "Concat", "Split", "Transpose"}
 """Operators between a Softmax or Sigmoid and an output that leave each probability as it is."""
 
+ROUNDED = {"Round", "Floor", "Ceil", "Add", "Sub", "Mul", "Div", "Neg", "Abs", "Relu", "Clip", "Min", "Max"}
+"""Operators around the Cast that makes whole numbers of floats."""
+
 
 @dataclass(frozen=True)
 class Probabilities:
-    """An output of probabilities."""
+    """An output of probabilities, or of rounded numbers."""
 
     reason: str  # the operator that makes it one, for the report
     # axis from the end along which the classes of a row lie; None if the values are independent
@@ -90,6 +94,9 @@ class Probabilities:
     # so its best classes are reported, and not judged by
     raw: bool = False
     partly: bool = False  # True if only some of its parts are probabilities: those from 0 to 1
+    # True for whole numbers that floats were rounded to, and for no probabilities: samples of sound, pixels,
+    # a quantised cache. They differ by little, and labels, ranks and places by any number
+    rounded: bool = False
 
 
 @dataclass(frozen=True)
@@ -135,12 +142,16 @@ def probabilities(model: Model) -> dict[str, Probabilities]:
     """Returns the outputs that end in a Softmax, LogSoftmax or Sigmoid, with nothing but views after it.
 
     An output is `partly` probabilities if only a part of it does. It is `raw` if it has two or more axes and
-    ends in a product and its bias.
+    ends in a product and its bias. Whole numbers that floats were rounded to are `rounded`.
     """
     made_by = {name: node for node in model.proto.graph.node for name in node.output if name}
     constants = {tensor.name for tensor in model.proto.graph.initializer}
     by_name = {}
     for port in model.signature.outputs:
+        if port.dtype not in {*FLOATS, TensorProto.BOOL}:
+            if _is_rounded(port.name, made_by, constants, model.facts().main):
+                by_name[port.name] = Probabilities("", rounded=True)
+            continue
         ends, moved = _ends(port.name, made_by)
         operators = {node.op_type if node is not None else "" for node in ends}
         node = ends[0]
@@ -159,6 +170,30 @@ def probabilities(model: Model) -> dict[str, Probabilities]:
             reason = f"{display_name(product)} ({product.op_type}) makes it"
             by_name[port.name] = Probabilities(reason, classes=-1, raw=True)
     return by_name
+
+
+def _is_rounded(
+    tensor: str, made_by: Mapping[str, NodeProto], constants: Container[str], facts: Mapping[str, TensorFacts]
+) -> bool:
+    """True if a tensor of whole numbers is made of computed floats, and of no other whole numbers."""
+    computed, stack, seen = False, [tensor], set[str]()
+    while stack:
+        name = stack.pop()
+        node = made_by.get(name)
+        if name in seen or name in constants or is_op(node, "Constant", "Shape", "Size"):
+            continue
+        seen.add(name)
+        if is_op(node, *PLAIN, *ROUNDED):
+            stack.extend(node.input if node.op_type in {"Concat", *ROUNDED} else node.input[:1])
+        elif (
+            name
+            and not is_op(node, "QuantizeLinear")
+            and (name not in facts or facts[name].dtype not in FLOATS)
+        ):
+            return False
+        else:
+            computed = computed or bool(name)
+    return computed
 
 
 def _scores(
