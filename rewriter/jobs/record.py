@@ -2,16 +2,16 @@
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from rewriter.base.errors import OutputError, UsageError
 from rewriter.base.text import command_line, count
+from rewriter.ir.model.output_files import work_folder
 from rewriter.runtime.recording.interception import hooked, run_script
-from rewriter.runtime.recording.record import RECORD, Recording
+from rewriter.runtime.recording.record import RECORD, STOPPED, Recording
 
 RECORDER = "rewriter.runtime.recording.recorder:Recorder"
 """The hook; its NumPy loads only where a script runs."""
@@ -50,12 +50,13 @@ def record_script(
         except OSError as error:
             what = f"it cannot be started: {error.strerror}"
             raise UsageError(what, where=command[0], hint="write it as on the command line") from error
+        exit_code = 0 if (work / STOPPED).exists() else run.exit_code
         recording = replace(
-            _collected(work), command=tuple(command), printed=run.printed, exit_code=run.exit_code
+            _collected(work), command=tuple(command), printed=run.printed, exit_code=exit_code
         )
         if recording.calls:
             recording.write(work)
-        elif not run.exit_code:
+        elif not exit_code:
             raise UsageError("it called no model", where=command_line(command), hint=UNSEEN)
     return recording
 
@@ -85,20 +86,27 @@ def _replacing(folder: Path) -> Iterator[Path]:
     """A folder beside another, which it replaces after the block."""
     if folder.exists() and not (folder / RECORD).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError("it holds other files than a recording", where=str(folder), hint="name a new folder")
-    parent = folder.absolute().parent
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        temporary = tempfile.TemporaryDirectory(prefix=".recording-", dir=parent)
-    except OSError as error:
-        what = f"no folder can be made there: {error.strerror}"
-        raise OutputError(what, where=str(folder), hint="name another folder") from error
-    with temporary as name:
-        work = Path(name) / folder.name
-        work.mkdir()
+    folder = folder.resolve()
+    with ExitStack() as stack:
+        with _errors_name(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            work = stack.enter_context(work_folder(folder.parent, ".recording-")) / folder.name
+            work.mkdir()
         yield work
         if (work / RECORD).is_file():
             shutil.rmtree(folder, ignore_errors=True)
-            work.rename(folder)
+            with _errors_name(folder):  # another run may have come first
+                work.rename(folder)
+
+
+@contextmanager
+def _errors_name(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(
+            f"no folder can be made there: {error.strerror}", where=str(folder), hint="name another folder"
+        ) from error
 
 
 def _collected(work: Path) -> Recording:
@@ -107,10 +115,12 @@ def _collected(work: Path) -> Recording:
     if not recordings:
         return Recording((), (), (), (), (), "", 0, {})
     folder, recording = max(recordings.items(), key=lambda item: len(item[1].calls))
+    for other in {*work.glob("*/")} - {folder}:
+        shutil.rmtree(other)
     for path in folder.iterdir():
         path.rename(work / path.name)
-    for other in recordings:
-        shutil.rmtree(other)
+    folder.rmdir()
+    (work / STOPPED).unlink(missing_ok=True)
     if others := len(recordings) - 1:
         more = f"{count(others, 'other process')} called models, too"
         recording = replace(recording, notes=(*recording.notes, f"{more}: their calls were not kept"))

@@ -112,6 +112,62 @@ def test_what_cannot_be_recorded_is_said(tmp_path: Path) -> None:
         record_script(tmp_path / "samples", ["no-such-command"])
 
 
+FULL = """
+import os, resource, sys
+import numpy as np
+import onnxruntime as ort
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), -1))
+session = ort.InferenceSession(sys.argv[1])
+y, at = np.ones((1, 4), np.float32), np.zeros(1, np.int64)
+for length in (1, 4000, 4000, 4000):
+    session.run(None, {"y": y, "cache": np.ones((1, length, 4), np.float32), "at": at})
+print("done")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no limits of files")
+def test_a_script_goes_on_where_the_disk_is_full(command: list[str], tmp_path: Path) -> None:
+    (script := tmp_path / "full.py").write_text(FULL)
+    model = Path(command[2]) / "decoder.onnx"
+    recording = record_script(tmp_path / "s", [sys.executable, str(script), str(model), "30000"])
+    assert (recording.printed, recording.exit_code, len(recording.calls)) == ("done\n", 0, 4)
+    assert recording.notes[0].startswith("later calls were not kept as samples: ")
+    assert [len(sample.read()["cache"][0]) for sample in read_raw_samples(tmp_path / "s" / "decoder")] == [1]
+
+
+POOL = """
+import sys
+from multiprocessing import get_context
+
+import numpy as np
+import onnxruntime as ort
+
+
+def call(number):
+    session = ort.InferenceSession(sys.argv[1])
+    inputs = {one.name: np.full((1, 4), number, np.float32) for one in session.get_inputs()}
+    return float(session.run(None, inputs)[0].sum())
+
+
+if __name__ == "__main__":
+    with get_context(sys.argv[2]).Pool(1) as pool:
+        print(pool.map(call, range(6), chunksize=1))
+"""
+
+
+@pytest.mark.parametrize("calls", [0, 3], ids=["to its end", "three calls"])
+@pytest.mark.parametrize("start", ["fork", "forkserver"])
+def test_processes_of_a_pool_are_recorded(command: list[str], tmp_path: Path, start: str, calls: int) -> None:
+    """They end by a signal or without `atexit`, and a pool would wait forever for one that is gone."""
+    (script := tmp_path / "pool.py").write_text(POOL)
+    model = Path(command[2]) / "encoder" / "model.onnx"
+    recording = record_script(tmp_path / "s", [sys.executable, str(script), str(model), start], calls=calls)
+    assert (len(recording.calls), recording.exit_code) == (calls or 6, 0)
+    assert {path.name for path in (tmp_path / "s").iterdir()} == {"model", "record.json"}
+    samples = read_raw_samples(tmp_path / "s" / "model")
+    assert [float(sample.read()["x"][0, 0]) for sample in samples[:3]] == [0.0, 1.0, 2.0]
+
+
 def test_pytest_and_libraries_without_a_version_are_recorded(command: list[str], tmp_path: Path) -> None:
     (tmp_path / "diffusers").mkdir()  # a package without a file has no version
     test = f"import diffusers, runpy, sys\n\ndef test_it():\n    sys.argv = {command[1:]!r}\n"

@@ -158,13 +158,18 @@ OWNER = ".owner"  # file of a work folder that its run has locked, before it get
 
 
 @contextmanager
-def work_folder() -> Iterator[Path]:
-    """Yields a temporary folder, removed after the block; those that killed runs left are removed before."""
-    for owner in Path(tempfile.gettempdir()).glob(f"rewriter-*/{OWNER}"):
+def work_folder(parent: Path | None = None, prefix: str = "rewriter-") -> Iterator[Path]:
+    """Yields a temporary folder, removed after the block; those that killed runs left are removed before.
+
+    Raises:
+        OSError: no folder can be made in `parent`, by default the system's for temporary files.
+    """
+    for owner in Path(parent or tempfile.gettempdir()).glob(f"{prefix}*/{OWNER}"):
         with suppress(OSError), abandoned(owner) as free:
             if free:
                 shutil.rmtree(owner.parent)
-    with tempfile.TemporaryDirectory(prefix="rewriter-") as name, reserved([Path(name, "new")]) as owner:
+    folder = tempfile.TemporaryDirectory(prefix=prefix, dir=parent)
+    with folder as name, reserved([Path(name, "new")]) as owner:
         owner.rename(owner.with_name(OWNER))
         yield Path(name)
 

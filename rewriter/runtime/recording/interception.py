@@ -6,7 +6,6 @@ in every Python process of a script, whose environment may have no package but N
 
 from __future__ import annotations
 
-import atexit
 import codecs
 import ctypes
 import importlib
@@ -15,6 +14,7 @@ import importlib.util
 import json
 import os
 import pkgutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 if TYPE_CHECKING:
     from rewriter.ir.model import Array
@@ -105,17 +105,44 @@ def run_script(
         with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | environment) as process:
             assert process.stdout is not None
             decoder, parts = codecs.getincrementaldecoder("utf-8")("replace"), []
-            while part := os.read(process.stdout.fileno(), 2**16):
-                parts.append(decoder.decode(part))
-                if not quiet:
-                    sys.stdout.write(parts[-1])
-                    sys.stdout.flush()
+            try:
+                while part := os.read(process.stdout.fileno(), 2**16):
+                    parts.append(decoder.decode(part))
+                    if not quiet:
+                        sys.stdout.write(parts[-1])
+                        sys.stdout.flush()
+            except BaseException:  # Ctrl-C, or the end of this process
+                process.terminate()
+                raise
     return ScriptRun(process.returncode, "".join(parts))
 
 
 def attach() -> None:
     """Hooks ONNX Runtime as soon as this process, a child of `run_script`, imports it."""
     sys.meta_path.insert(0, _Finder())
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminated)
+
+
+def _terminated(number: int, _frame: Any) -> None:
+    """Ends this process with its children of `multiprocessing`, whose pools end theirs by a signal, too."""
+    if processes := sys.modules.get("multiprocessing"):
+        for child in processes.active_children():
+            child.terminate()
+        if processes.parent_process() is not None:
+            sys.exit(128 + number)  # its finalizers run
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def end_script(code: int) -> NoReturn:
+    """Ends this process, and the one that started it with `multiprocessing`, which may wait for it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = sys.modules["multiprocessing"].parent_process() if "multiprocessing" in sys.modules else None
+    if parent is not None:
+        os.kill(parent.pid, signal.SIGTERM)
+    os._exit(code)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -137,7 +164,20 @@ def _execute(execute: Callable[[ModuleType], None], module: ModuleType) -> None:
     name, arguments = json.loads(os.environ[HOOK])
     hook = pkgutil.resolve_name(name)(**arguments)
     _replace_methods(hook, module)
-    atexit.register(hook.finish)
+    _finish_in_process(hook)
+    importlib.import_module("multiprocessing.util").register_after_fork(hook, _finish_in_process)
+
+
+def _finish_in_process(hook: Hook) -> None:
+    """Finishes a hook as this process ends; processes of `multiprocessing` do nothing of `atexit`."""
+
+    def finish() -> None:
+        # a pool sends the signal to all its processes, even to one that ends
+        handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        hook.finish()
+        signal.signal(signal.SIGTERM, handler or signal.SIG_DFL)
+
+    importlib.import_module("multiprocessing.util").Finalize(None, finish, exitpriority=0)
 
 
 @contextmanager

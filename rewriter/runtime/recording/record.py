@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 RECORD = "record.json"
 
+STOPPED = "stopped"  # file beside the folders of a script's processes, once one of them had enough calls
+
 Shape = tuple[int, ...]
 Span = tuple[Shape, Shape, Shape]  # smallest, usual (TensorRT's optimum) and largest shape
 

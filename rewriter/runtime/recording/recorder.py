@@ -22,8 +22,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from rewriter.runtime.recording.interception import model_of
+from rewriter.runtime.recording.interception import end_script, model_of
 from rewriter.runtime.recording.record import (
+    STOPPED,
     Link,
     RecordedFile,
     Recording,
@@ -90,9 +91,13 @@ class Recorder:
         *,
         stop: bool = False,  # end the process after `calls`
     ) -> None:
+        self.parent, self.most_calls, self.most_bytes, self.stop = Path(folder), calls, most_bytes, stop
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begins the recording of this process; a fork has a recording of its own."""
         self.pid = os.getpid()
-        self.folder = Path(folder) / str(self.pid)
-        self.most_calls, self.bytes_left, self.stop = calls, most_bytes, stop
+        self.folder, self.bytes_left = self.parent / str(self.pid), self.most_bytes
         self.lock, self.own_s, self.rests, self.ended = threading.RLock(), 0.0, False, False
         self.files: dict[str, _File] = {}
         self.sessions: WeakKeyDictionary[Any, _File] = WeakKeyDictionary()
@@ -104,6 +109,8 @@ class Recorder:
         self.notes: dict[str, None] = {}
 
     def load(self, session: Any, model: Any) -> Any:
+        if self.pid != os.getpid():
+            self._begin()
         with self.lock:
             self._file(session, model)
         return model
@@ -112,6 +119,8 @@ class Recorder:
         self, session: Any, names: Sequence[str], feeds: dict[str, Any], run: Callable[[], Sequence[Any]]
     ) -> Sequence[Any]:
         outputs = run()
+        if self.pid != os.getpid():
+            self._begin()
         with self.lock:
             start = time.process_time()
             if not self.ended:
@@ -124,15 +133,19 @@ class Recorder:
             if self.most_calls and len(self.calls) >= self.most_calls:
                 self.finish()
                 if self.stop:
-                    sys.stdout.flush()
-                    sys.stderr.flush()
-                    os._exit(0)
+                    (self.parent / STOPPED).touch()
+                    end_script(0)
         return outputs
 
     def finish(self) -> None:
-        if self.ended or os.getpid() != self.pid:
+        if os.getpid() != self.pid:  # a fork without calls
             return
-        self.ended = True
+        with self.lock:
+            if not self.ended:
+                self.ended = True
+                self._write()
+
+    def _write(self) -> None:
         if "onnxruntime_genai" in sys.modules:
             self.notes["onnxruntime-genai calls ONNX Runtime in C++: its calls were not recorded"] = None
         if self.calls or self.notes:
@@ -190,12 +203,20 @@ class Recorder:
             del file.samples[old]
             self.bytes_left += _sample(file, old).stat().st_size
             _sample(file, old).unlink()
-        file.samples[number] = widest
-        self.bytes_left -= size
-        with zipfile.ZipFile(_sample(file, number), "w") as archive:
-            for name, array in inputs.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
-                    np.lib.format.write_array(stream, array, allow_pickle=False)
+        try:
+            with zipfile.ZipFile(_sample(file, number), "w") as archive:
+                for name, array in inputs.items():
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
+                        np.lib.format.write_array(stream, array, allow_pickle=False)
+        except BaseException as error:
+            _sample(file, number).unlink(missing_ok=True)
+            if not isinstance(error, OSError):
+                raise
+            self.notes[f"later calls were not kept as samples: {error.strerror}"] = None
+            self.bytes_left = 0.0  # the script goes on
+        else:
+            file.samples[number] = widest
+            self.bytes_left -= size
 
     def _find_links(self, file: _File, inputs: Mapping[str, Array]) -> None:
         """Counts the inputs that equal an earlier output, or whose new part does."""

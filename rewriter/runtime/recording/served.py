@@ -11,11 +11,12 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
-from rewriter.runtime.recording.interception import Feeds, ScriptRun, run_script
+from rewriter.runtime.recording.interception import Feeds, ScriptRun, end_script, run_script
 
 Answer = Callable[[str, Sequence[str], Feeds, "Sequence[Any] | None"], "Sequence[Any] | None"]
 """Gets file, names of outputs, feeds, and the outputs where the script computed them; else returns them."""
@@ -57,15 +58,17 @@ class Served:
         if not name:
             return run()
         outputs = None if name in self._replaced else run()
+        if self._owner != os.getpid():  # a fork has a connection of its own
+            self._connection, self._lock, self._owner = None, threading.Lock(), os.getpid()
         with self._lock:
             answered, result = self._ask((name, list(names), feeds, outputs))
         if not answered:
-            os._exit(STOPPED)
+            end_script(STOPPED)
         return result if outputs is None else outputs
 
     def _ask(self, message: object) -> Any:
-        if self._connection is None or self._owner != os.getpid():  # a fork has a connection of its own
-            self._connection, self._owner = Client(self._address, authkey=self._key), os.getpid()
+        if self._connection is None:
+            self._connection = Client(self._address, authkey=self._key)
         self._connection.send(message)
         try:
             return self._connection.recv()
@@ -116,4 +119,4 @@ def serve(
             Client(listener.address, authkey=key).close()  # `accept` waits for one
     if failures and not isinstance(failures[0], StopScript):
         raise failures[0]
-    return result
+    return replace(result, exit_code=STOPPED) if failures else result
