@@ -118,8 +118,7 @@ def command(result: FixOutcome) -> str:
 
 def files_beside(output: Path) -> tuple[Path, ...]:
     """The files that `fix` may write beside a result, but for weights."""
-    scripts = (output.with_name(f"{output.stem}.build{suffix}") for suffix in (".sh", ".py"))
-    return tuple(scripts)
+    return tuple(output.with_name(f"{output.stem}.build{suffix}") for suffix in (".sh", ".py"))
 
 
 def write(result: FixOutcome, tool: Tool) -> Path:

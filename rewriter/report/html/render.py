@@ -10,12 +10,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
 from itertools import starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, FunctionLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from rewriter.base.text import one_line
@@ -113,8 +112,9 @@ MOST_NAMES = 500  # names that a cell lists; JSON has the others
 
 @cache
 def _environment() -> Environment:
+    loader = PackageLoader("rewriter.report.html")
     templates = Environment(
-        loader=FunctionLoader(_source),
+        loader=loader,
         autoescape=True,
         finalize=lambda value: (
             one_line(str(value)) if type(value) is str or isinstance(value, Path) else value
@@ -125,7 +125,7 @@ def _environment() -> Environment:
     )
     templates.filters["ticks"] = _with_code
     templates.policies["json.dumps_function"] = lambda value, **more: json.dumps(shown(value), **more)
-    script, style = _source("page.js") or "", _source("page.css") or ""
+    script, style = (loader.get_source(templates, name)[0] for name in ("page.js", "page.css"))
     policy = _POLICY.format(script=_hash(script), style=_hash(style))
     templates.globals.update(script=Markup(script), style=Markup(style), policy=policy)
     templates.globals["drawn"] = lambda body: Markup(
@@ -143,12 +143,6 @@ def _with_code(text: str) -> Markup:
         Markup("<code>{}</code>").format(part) if i % 2 else escape(part) for i, part in enumerate(parts)
     )
     return Markup("").join(marked)
-
-
-def _source(name: str) -> str | None:
-    """The text of a file in the folder of templates; None for any other name."""
-    own = {file.name: file for file in files("rewriter.report.html").joinpath("templates").iterdir()}
-    return own[name].read_text(encoding="utf-8") if name in own else None
 
 
 def _hash(text: str) -> str:
