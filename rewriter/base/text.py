@@ -5,7 +5,7 @@ import re
 import shlex
 import unicodedata
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -94,6 +94,7 @@ MOST_ROWS = 16
 WIDTH = 160  # characters of a row's text
 
 Row = tuple[str, str]
+"""A line of a summary: its label, or "" to go on under the last one, and its text."""
 
 
 class Summary:
@@ -101,20 +102,22 @@ class Summary:
 
     @abstractmethod
     def summary(self) -> Iterable[Row]:
-        """Rows of a title and a text. The first one has the verdict."""
+        """The rows; the first one has the verdict."""
 
     def __repr__(self) -> str:
-        rows = []
-        for title, text in islice(self.summary(), MOST_ROWS):
+        rows, last = list[Row](), ""
+        for label, text in islice(self.summary(), MOST_ROWS):
             plain = one_line(text)
-            rows.append((one_line(title), plain if len(plain) <= WIDTH else f"{plain[: WIDTH - 3]}..."))
-        width = max((len(title) for title, _ in rows), default=0)
-        return "\n".join([type(self).__name__, *(f"  {title:<{width}}  {text}" for title, text in rows)])
+            short = plain if len(plain) <= WIDTH else f"{plain[: WIDTH - 3]}..."
+            rows.append(("" if label == last else one_line(label), short))
+            last = label or last
+        width = max((len(label) for label, _ in rows), default=0)
+        return "\n".join([type(self).__name__, *(f"  {label:<{width}}  {text}" for label, text in rows)])
 
 
-def listed(title: str, texts: Iterable[str], most: int = 4) -> Iterable[Row]:
-    """A row for each text, under one title; the last row counts those left out."""
+def rows_of(label: str, texts: Iterable[str], most: int | None = 4, rest: str = "") -> Iterator[Row]:
+    """The first texts under one label, and the number of the others."""
     items = list(texts)
-    yield from ((title if index == 0 else "", text) for index, text in enumerate(items[:most]))
-    if len(items) > most:
-        yield "", f"and {len(items) - most} more"
+    yield from ((label, text) for text in items[:most])
+    if left := len(items[most:] if most is not None else ()):
+        yield label, f"... and {left} more{rest}"

@@ -8,8 +8,7 @@ import numpy as np
 
 from rewriter.base.errors import InputsError, UsageError
 from rewriter.base.stopwatch import Progress, silent
-from rewriter.base.text import Row, Summary, count
-from rewriter.base.text import listed as rows_of
+from rewriter.base.text import Row, Summary, count, rows_of
 from rewriter.input_comparison import images
 from rewriter.input_comparison.images import SAMPLE, Fit, Pair, Relation, Scaling, listed
 from rewriter.ir.model import Array

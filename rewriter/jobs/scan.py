@@ -11,7 +11,7 @@ from typing import Any
 from rewriter import hazards
 from rewriter.base.errors import SEVERITIES, ArithmeticRunError, Severity
 from rewriter.base.stopwatch import Progress, Stopwatch, silent
-from rewriter.base.text import Row, Summary, count, listed
+from rewriter.base.text import Row, Summary, count, rows_of
 from rewriter.hazards.analysis import KINDS
 from rewriter.hazards.planning.planner import analyses
 from rewriter.hazards.user_rules import rules_of_the_user
@@ -102,7 +102,7 @@ class ScanResult(Summary):
             lines = (
                 f"{count(len(f.nodes), 'node')}: {f.reason}" for f in self.findings if f.severity == severity
             )
-            yield from listed(f"{severity}s", lines, 3)
+            yield from rows_of(f"{severity}s", lines, 3)
         yield "data", self.data.text
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 from rich.console import Console
 
-from rewriter.base.text import count
+from rewriter.base.text import Row, count
 from rewriter.input_comparison.job import ArrayComparison, InputComparison
 from rewriter.report.json import document
-from rewriter.report.terminal import Row, listed, print_report
+from rewriter.report.terminal import listed, print_report
 
 
 def print_result(result: InputComparison, out: Console, *, verbosity: int = 0) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from rewriter.base.text import command_line, count, figure
+from rewriter.base.text import Row, command_line, count, figure
 from rewriter.hazards.analysis import KINDS
 from rewriter.hazards.planning.free_fp32 import FREE
 from rewriter.ir.plan import SEARCHED, Decision, Plan
@@ -20,7 +20,7 @@ from rewriter.report import checks, deploy
 from rewriter.report.json import attributes, data_dict, document
 from rewriter.report.results import FixResult
 from rewriter.report.tables import NAME, Cell, Kind, State, Table, grouped, number, table
-from rewriter.report.terminal import MORE, Row, data_words, facts, first_rows, print_report, shortened
+from rewriter.report.terminal import MORE, data_words, facts, first_rows, last_rows, print_report, shortened
 from rewriter.runtime.metrics.outputs import OutputComparison
 from rewriter.runtime.metrics.tolerances import RELATIVE_L2
 from rewriter.target import Target
@@ -37,7 +37,7 @@ def print_result(result: FixResult, out: Console, *, verbosity: int = 0) -> None
     summary = rows(result, everything=verbosity > 0)
     last = facts(result.target, result.seconds)
     line, all_tables = verdict_line(result), tables(result)
-    print_report(line, state(result), summary, all_tables, out, verbosity, filter(all, commands), last)
+    print_report(line, state(result), summary, all_tables, out, verbosity, commands, last)
 
 
 def state(result: FixResult) -> State:
@@ -80,12 +80,8 @@ def rows(result: FixResult, *, everything: bool) -> Iterator[Row]:
     yield from _done(result)
     yield from first_rows("Repair", result.repairs, None if everything else REPAIRS)
     yield from _checks(result)
-    if result.data is not None:
-        yield "Data", result.data.text
-    warnings = [w for w in result.warnings if result.data is None or w != result.data.text]
-    notes = [*warnings, *next_step(result).remarks]
-    yield from first_rows("Note", notes, None if everything else WARNINGS)
-    yield "Time", f"{sum(result.seconds.values()):.0f} s"
+    notes = [*result.warnings, *next_step(result).remarks]
+    yield from last_rows(result.data, notes, result.seconds, None if everything else WARNINGS)
 
 
 def _errors(result: FixResult, most: int | None) -> Iterator[Row]:

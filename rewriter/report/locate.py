@@ -6,10 +6,10 @@ from typing import Any
 
 from rich.console import Console
 
-from rewriter.base.text import count, figure
+from rewriter.base.text import Row, count, figure
 from rewriter.report.json import data_dict, document
 from rewriter.report.tables import Cell, Kind, State, Table, table
-from rewriter.report.terminal import Row, first_rows, print_report
+from rewriter.report.terminal import first_rows, print_report
 from rewriter.verification.locate.location import Location, Step
 
 FUSED = 8  # nodes of a kernel that the summary names

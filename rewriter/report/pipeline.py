@@ -4,11 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from rewriter.base.text import figure
+from rewriter.base.text import Row, figure
 from rewriter.jobs.closed_loop.result import LoopEnding, LoopResult, OtherWord, Stream
 from rewriter.jobs.fix.selection import LatencyShare
 from rewriter.report.tables import Cell, Kind, State, Table, number, table
-from rewriter.report.terminal import Row
 
 
 class FileLine(NamedTuple):

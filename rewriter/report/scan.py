@@ -7,13 +7,13 @@ from typing import Any
 from rich.console import Console
 
 from rewriter.base.errors import SEVERITIES, RewriterError, Severity
-from rewriter.base.text import command_line, count
+from rewriter.base.text import Row, command_line, count
 from rewriter.jobs.scan import Finding, ScanResult
 from rewriter.report.checks import check_dict, decisive, furthest, relation, size
 from rewriter.report.json import attributes, data_dict, document
 from rewriter.report.results import UNBUILDABLE
 from rewriter.report.tables import Cell, Kind, State, Table, grouped, number, table
-from rewriter.report.terminal import MORE, Row, data_words, facts, last_rows, listed, print_report
+from rewriter.report.terminal import MORE, data_words, facts, last_rows, listed, print_report
 
 STATES: Mapping[Severity, State] = {"error": "bad", "warning": "warn", "note": "plain"}
 
@@ -26,7 +26,7 @@ NAMED = 2  # nodes that a line of the summary names
 
 def print_result(result: ScanResult, out: Console, *, verbosity: int = 0) -> None:
     """Print the findings, worst first; see `print_report`."""
-    commands = [("Next", command)] if (command := next_command(result)) else []
+    commands = [("Next", next_command(result))]
     last = facts(result.target, result.seconds)
     line, all_tables = verdict_line(result), tables(result)
     print_report(line, state(result), rows(result), all_tables, out, verbosity, commands, last)

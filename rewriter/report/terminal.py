@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -9,7 +10,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from rewriter.base.text import one_line
+from rewriter.base.text import Row, one_line, rows_of
 from rewriter.pipeline.options import with_flags
 from rewriter.report.tables import State, Table
 from rewriter.runtime.inputs.samples import DataSource
@@ -42,10 +43,6 @@ def console(stream: IO[str] | None = None, *, stderr: bool = False) -> Console:
     return out
 
 
-Row = tuple[str, str]
-"""A line of a summary: its label, or "" to go on under the last one, and its text."""
-
-
 def print_report(
     verdict: str,
     state: State,
@@ -58,13 +55,13 @@ def print_report(
 ) -> None:
     """Print a report, the verdict first; verbosity -1: only the verdict, 0: with its summary, 1: everything.
 
-    `commands` are to be copied, each on one line; `facts` follow the tables.
+    `commands` are to be copied, each on one line, but for empty ones; `facts` follow the tables.
     """
     out.print(Text(with_flags(verdict), STYLES[state]), soft_wrap=True)  # one line, for grep
     if verbosity < 0:
         return
     print_rows(summary, out)
-    for label, command in commands:
+    for label, command in filter(all, commands):
         out.print(Text(f"{label:<{LABEL}}{command}"), soft_wrap=True)
     if verbosity > 0:
         for table in tables:
@@ -135,11 +132,7 @@ def _summary(rows: Iterable[Row], out: Console) -> list[Text]:
     return lines
 
 
-def first_rows(label: str, texts: Sequence[str], most: int | None) -> Iterator[Row]:
-    """The first texts under one label, and the number of the others."""
-    yield from ((label, text) for text in texts[:most])
-    if most is not None and len(texts) > most:
-        yield label, f"... and {len(texts) - most} more: {MORE}"
+first_rows = partial(rows_of, rest=f": {MORE}")
 
 
 def facts(target: Target | None, seconds: Mapping[str, float] | None) -> Iterator[Row]:
@@ -151,10 +144,13 @@ def facts(target: Target | None, seconds: Mapping[str, float] | None) -> Iterato
         yield "Time", ", ".join(f"{stage} {s:.1f} s" for stage, s in seconds.items())
 
 
-def last_rows(data: DataSource, warnings: Iterable[str], seconds: Mapping[str, float]) -> Iterator[Row]:
-    """The data, the warnings that do not repeat it, and the time."""
-    yield "Data", data.text
-    yield from (("Note", warning) for warning in warnings if warning != data.text)
+def last_rows(
+    data: DataSource | None, notes: Iterable[str], seconds: Mapping[str, float], most: int | None = None
+) -> Iterator[Row]:
+    """The data, the first notes that do not repeat it, and the time."""
+    if data is not None:
+        yield "Data", data.text
+    yield from first_rows("Note", (n for n in notes if data is None or n != data.text), most)
     yield "Time", f"{sum(seconds.values()):.0f} s"
 
 

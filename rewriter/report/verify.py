@@ -6,12 +6,12 @@ from typing import Any
 
 from rich.console import Console
 
-from rewriter.base.text import command_line, count, figure
+from rewriter.base.text import Row, command_line, count, figure
 from rewriter.report import checks
 from rewriter.report.json import data_dict, document
 from rewriter.report.results import VerifyResult
 from rewriter.report.tables import Cell, Kind, State, Table, number, table
-from rewriter.report.terminal import Row, data_words, facts, last_rows, print_report
+from rewriter.report.terminal import data_words, facts, last_rows, print_report
 from rewriter.runtime.engines.protocol import Latency
 from rewriter.verification.verdict import PLUGINS
 
@@ -25,8 +25,7 @@ def as_dict(result: VerifyResult) -> dict[str, Any]:
 
 
 def print_result(result: VerifyResult, out: Console, *, verbosity: int = 0) -> None:
-    command = next_command(result)
-    commands = [("Next", command)] if command else []
+    commands = [("Next", next_command(result))]
     last = facts(None, result.seconds)
     line, all_tables = verdict_line(result), tables(result)
     print_report(line, state(result), rows(result), all_tables, out, verbosity, commands, last)

@@ -16,7 +16,7 @@ import onnx
 import onnx.parser
 from onnx import numpy_helper
 
-from rewriter.base.text import Row, Summary, listed
+from rewriter.base.text import Row, Summary, rows_of
 from rewriter.ir.model import Array
 from rewriter.ir.reading import own_table, read_json
 from rewriter.target import Target, numbers
@@ -208,7 +208,8 @@ class Answers(Summary):
 
     def summary(self) -> Iterator[Row]:
         yield "of", self.origin
-        yield from listed("answers", (f"{name}: {answer.value}" for name, answer in self.answers.items()), 10)
+        lines = (f"{name}: {answer.value}" for name, answer in self.answers.items())
+        yield from rows_of("answers", lines, 10)
 
     def fits(self, target: Target) -> bool:
         """True if library, release and GPU match a target, which may leave some of them open."""

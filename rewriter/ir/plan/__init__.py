@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from rewriter.base.errors import nearest
-from rewriter.base.text import Row, Summary, count, listed
+from rewriter.base.text import Row, Summary, count, rows_of
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -235,4 +235,4 @@ class Plan(Summary):
         yield "precision", f"{self.precision}, inputs and outputs: {self.io}"
         yield "nodes", f"{count(self.float_nodes, 'float node')}: {text}"
         rules = Counter(decision.rule for decision in self.decisions).most_common()
-        yield from listed("why", (f"{rule}: {count(number, 'node')}" for rule, number in rules))
+        yield from rows_of("why", (f"{rule}: {count(number, 'node')}" for rule, number in rules))

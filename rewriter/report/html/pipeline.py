@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rewriter.base.text import count, figure
+from rewriter.base.text import Row, count, figure
 from rewriter.jobs.closed_loop.result import LoopResult
 from rewriter.report import pipeline
 from rewriter.report.html.depth import decades, logarithmic, power_of_ten
 from rewriter.report.html.render import Page, Part, Section, part, run_section, table_sections
 from rewriter.report.pipeline import FileLine
 from rewriter.report.tables import State
-from rewriter.report.terminal import Row
 from rewriter.runtime.recording.record import Recording
 
 WIDTH, HEIGHT, STEP, DROP = 200, 54, 262, 92

@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from rewriter.base.text import one_line
+from rewriter.base.text import Row, one_line
 from rewriter.report import terminal
 from rewriter.report.json import installed_versions, shown
 from rewriter.report.tables import State, Table
-from rewriter.report.terminal import Row
 from rewriter.target import Target
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rewriter.base.text import Row, Summary, figure, listed
+from rewriter.base.text import Row, Summary, figure, rows_of
 from rewriter.runtime.inputs.samples import DataSource
 
 
@@ -75,10 +75,10 @@ class Location(Summary):
         if self.first is not None:
             first = f"{_shown(self.first)}{'' if self.exact else ', or between it and the right ones'}"
         yield "first wrong", first
-        yield from listed("still right", map(_shown, self.right), 3)
-        yield from listed("outputs", map(_shown, self.outputs), 3)
+        yield from rows_of("still right", map(_shown, self.right), 3)
+        yield from rows_of("outputs", map(_shown, self.outputs), 3)
         yield "engine", f"{self.engine}; above {figure(self.tolerance)} is wrong"
-        yield from listed("notes", self.notes, 2)
+        yield from rows_of("notes", self.notes, 2)
 
     @property
     def wrong(self) -> tuple[Step, ...]:
