@@ -7,7 +7,8 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.ir.graph import GraphEditor, attribute, display_name
-from rewriter.ir.graph.match import produced
+from rewriter.ir.graph.match import optional_input, produced
+from rewriter.ir.graph.weights import Replacement
 from rewriter.passes.base import Change, Context, Event, GraphPass
 from rewriter.target.quirks import affected, may_be_repaired_by, of_chains
 
@@ -68,23 +69,14 @@ def _with_sum(graph: GraphEditor, node: NodeProto) -> Event:
 
 def _by_itself(graph: GraphEditor, node: NodeProto) -> Event:
     """Pad or Concat with a first dimension of 1 more."""
-    result, joins = node.output[0], node.op_type == "Concat"
-    first = graph.add_ints(f"{result}/first", 0)
-
-    def larger(tensor: str) -> str:
-        shape = graph.shape(tensor)
-        return graph.tensor(f"{result}/image", like=tensor, shape=(1, *shape) if shape else None)
-
-    given = node.input if joins else node.input[:1]
-    images, made = [larger(tensor) for tensor in given], larger(result)
-    if joins:
+    tensors = {f"x{index}": name for index, name in enumerate(node.input)}
+    if node.op_type == "Concat":
         axis = attribute(node, "axis", 0)
-        middle = graph.clone_node(node, images, [made], axis=axis + 1 if axis >= 0 else axis)
-    else:
+        images = ", ".join(f"Unsqueeze({name}, [0])" for name in tensors)
+        larger = f"Concat<axis = {axis + 1 if axis >= 0 else axis}>({images})"
+    else:  # with constant values, and no axes (`gaps` in quirks.py)
         before, after = np.split(graph.value(node.input[1]), 2)
-        sizes = graph.add_ints(f"{result}/sizes", 0, *before, 0, *after)
-        middle = graph.clone_node(node, [*images, sizes, *node.input[2:]], [made])
-    pairs = zip(given, images, strict=True)
-    raised = [graph.make("Unsqueeze", [tensor, first], [image]) for tensor, image in pairs]
-    graph.replace_producer(result, *raised, middle, graph.make("Squeeze", [made, first], [result]))
+        value = ", x2" if optional_input(node, 2) else ""
+        larger = f"Pad(Unsqueeze(x0, [0]), {[0, *before.tolist(), 0, *after.tolist()]}{value})"
+    Replacement(graph, node).replace_by(f"y0 = Squeeze({larger}, [0])", **tensors)
     return Change(display_name(node), "a kernel of its own")
