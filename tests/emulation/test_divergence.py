@@ -42,8 +42,9 @@ CHAIN = """
         [scale] a = Mul(x, k) [turn] b = Neg(a) [bend] y = Tanh(b) }"""
 
 
-def test_every_nodes_own_error_is_that_of_its_arithmetic_on_exact_inputs() -> None:
-    source = graphs.graph(CHAIN)
+@pytest.mark.parametrize("opset", [9, 10, 17])
+def test_every_nodes_own_error_is_that_of_its_arithmetic_on_exact_inputs(opset: int) -> None:
+    source = graphs.graph(CHAIN, opset=opset)
     x = graphs.random_feeds(source)["x"]
     found = rows(diverged(source))
     exact = x * np.float32(3.1)

@@ -13,7 +13,7 @@ from rewriter.base.errors import UsageError
 from rewriter.ir.model import Array
 from rewriter.runtime.metrics.metrics import METRICS, named
 from rewriter.runtime.metrics.outputs import OutputComparison, compare, statistics, worst_of_samples
-from rewriter.runtime.metrics.pairwise_error import Pair, relative_l2
+from rewriter.runtime.metrics.pairwise_error import Pair, degenerate, relative_l2
 from rewriter.runtime.metrics.row_errors import assignment, row_groups
 from rewriter.runtime.metrics.tolerances import TOLERANCES, precision_of
 
@@ -211,6 +211,10 @@ def test_the_excess_is_the_error_over_the_tolerance(error: float, tolerance: flo
 def test_an_output_without_relative_errors_is_reported(expected: Array, note: str) -> None:
     assert one(expected, expected).note.startswith(note)
     assert bool(one(expected, expected).note) == bool(note) or expected.dtype.kind == "i"
+
+
+def test_a_whole_number_of_any_rank_has_a_relative_error() -> None:
+    assert degenerate(np.array(7)) == degenerate(np.zeros(2, np.int64)) == ""
 
 
 def test_figures_of_an_output() -> None:

@@ -31,6 +31,9 @@ REFERENCE, EMULATED, LOCAL, DISTANCE, SCALED = (f"rewriter/{c}/" for c in "relds
 
 UNSCALED: Mapping[str, int] = {}
 
+EQUAL_FLOATS_OPSET = 11
+"""Operator set from which on Equal takes floats."""
+
 
 @dataclass(frozen=True)
 class NodeError:
@@ -167,7 +170,9 @@ class SideBySide:
         self.rows.append((row, norms))
 
     def _distance(self, tensor: str, exact: str) -> str:
-        """L2 norm of the difference; equal infinities have no difference."""
+        """L2 norm of the difference; equal infinities have no difference, from opset 11 on."""
+        if self.emit.opset < EQUAL_FLOATS_OPSET:
+            return self._norm(self.emit.add("Sub", [tensor, exact]))
         same, away = (self.emit.add(op, [tensor, exact]) for op in ("Equal", "Sub"))
         return self._norm(self.emit.add("Where", [same, self.zero, away]))
 

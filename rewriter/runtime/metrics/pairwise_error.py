@@ -123,7 +123,9 @@ def is_float(array: Array) -> bool:
 
 def degenerate(expected: Array) -> str:
     """The reason why an error relative to this reference means nothing; "" if it does mean something."""
-    values = expected[np.isfinite(expected)] if is_float(expected) else expected[:0]
+    if not is_float(expected):
+        return ""
+    values = expected[np.isfinite(expected)]
     largest = float(np.max(np.abs(values.astype(np.float64)), initial=0.0))
     if largest >= SMALLEST or not values.size:
         return ""
