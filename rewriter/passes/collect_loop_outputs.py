@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 from onnx import NodeProto, helper
 
 from rewriter.ir.graph import GraphEditor, attribute, display_name, open_graphs
@@ -19,6 +20,7 @@ class CollectLoopOutputs(ModelPass):
     Scripted PyTorch code has them: `ys.append(y)`, then `torch.stack(ys)`, is a list, which TensorRT's parser
     refuses by its operators; `ys = torch.cat((ys, y))` builds no engine (TensorRT-RTX 1.7.1:
     "IRecurrenceLayer must have inputs with same shape"). A scan output of the Loop is the same, and builds.
+    A Loop without a condition gets one that is true: the parser refuses bodies that read it.
 
     Declines:
         - a list that has entries before the Loop, is an output, or is read by another operator than
@@ -44,6 +46,8 @@ class CollectLoopOutputs(ModelPass):
         refusals = dict[Refusal, None]()
         if not any(node.op_type == "Loop" for node in walk_nodes(model.proto.graph)):
             return  # before all graphs are opened
+        for graph in reversed(open_graphs(model, self.name)):
+            yield from _with_conditions(graph)
         while event := self._edit(model, refusals):
             yield event
         yield from refusals
@@ -61,6 +65,16 @@ class CollectLoopOutputs(ModelPass):
                 _collect(body, outer, loop, state)
                 return Change(display_name(loop), f"{state.append.op_type} in its body became a scan output")
         return None
+
+
+def _with_conditions(graph: GraphEditor) -> Iterator[Change]:
+    with graph:
+        for loop in graph.nodes:
+            if loop.op_type == "Loop" and len(loop.input) > 1 and not loop.input[1]:
+                graph.set_input(
+                    loop, 1, graph.add_constant(f"{display_name(loop)}/condition", np.array(True))
+                )
+                yield Change(display_name(loop), "it got the condition that it left out")
 
 
 class _GrowingState(NamedTuple):
