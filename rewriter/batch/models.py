@@ -57,8 +57,10 @@ def entries(
     The command line decides over the manifest, and the manifest over the environment and the project's file.
 
     Raises:
-        UsageError: there is no model, two have one output, or an option makes no sense.
+        UsageError: there is no model, two have one output, `output` is a file, or an option makes no sense.
     """
+    if output.exists() and not output.is_dir():
+        raise UsageError("it is a file", option="output", where=output, hint="name a folder for the results")
     models = [*named(paths, output), *(listed(manifest, output) if manifest else [])]
     if not models:
         hint = "name files or folders, or `manifest=FILE.toml`"

@@ -102,7 +102,7 @@ class Outputs:
                 write()
             except OutputError as error:
                 failures.append(error)
-        out = console(stderr=STDOUT in (self.json, self.report))
+        out = console(stderr=STDOUT in (self.json, self.sarif, self.report))
         report.print_result(result, out, verbosity=int(self.verbose) - int(self.quiet))
         for failure in failures:
             model = getattr(result, "output", None)

@@ -12,7 +12,7 @@ import typer
 
 from rewriter.base.errors import InputsError, ModelError, RewriterError, UsageError
 from rewriter.cli import Command, Group
-from rewriter.cli.exits import BAD_INPUT, FAILED, echo, is_page, print_error
+from rewriter.cli.exits import BAD_INPUT, FAILED, echo, is_page, print_error, write_document
 from rewriter.cli.parameters import Outputs, configured, with_options
 from rewriter.ir.model.files import ENDINGS
 from rewriter.pipeline.options import FixCommand, ScanCommand, ScanOptions
@@ -49,7 +49,6 @@ def run_scan(
     Raises:
         typer.Exit: with 1 after such a finding, with 2 if a model could not be read.
     """
-    from rewriter.ir.model import write_json
     from rewriter.report import scan as report
     from rewriter.report.sarif import as_sarif
 
@@ -59,7 +58,7 @@ def run_scan(
         hint = "name it .json, or scan one model"
         raise UsageError("a page shows one model", option="report", where=outputs.report, hint=hint)
     results, unread = _scanned(models, resolved, quiet=outputs.quiet, several=several)
-    more = [partial(write_json, as_sarif(results, unread), outputs.sarif)] if outputs.sarif else []
+    more = [partial(write_document, as_sarif(results, unread), outputs.sarif)] if outputs.sarif else []
     if several:
 
         def each(results: Sequence[ScanResult], out: Any, verbosity: int) -> None:

@@ -305,11 +305,11 @@ class BatchCommand(FixOptions):
     against: AnyPath | Any = like(FixOptions, "against", set_in=("python",))
     manifest: Path | None = option(None, MANY, "FILE.toml", set_in=COMMAND)
     jobs: int = option(0, MANY, set_in=COMMAND, least=1)
-    memory: float | None = option(None, MANY, "GIB", set_in=COMMAND)
-    time_limit: float = option(3600.0, MANY, "SECONDS", set_in=COMMAND)
+    memory: float | None = option(None, MANY, "GIB", set_in=COMMAND, above=0)
+    time_limit: float = option(3600.0, MANY, "SECONDS", set_in=COMMAND, above=0)
     again: bool = option(False, MANY, set_in=COMMAND)
     ray: str | None = option(None, MANY, "ADDRESS", set_in=COMMAND)
-    gpus: float = option(0.0, MANY, "N", set_in=COMMAND)
+    gpus: float = option(0.0, MANY, "N", set_in=COMMAND, least=0)
     report: Paths = option((), OUTCOME, set_in=COMMAND)
 
 

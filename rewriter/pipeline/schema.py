@@ -253,7 +253,7 @@ def converted(value: Any, kind: Any, folder: Path | None = None) -> Any:
         return _of_any(value, kind, folder)
     if origin is Literal and isinstance(value, str):
         if value not in choices:
-            raise ValueError(SCALED if value in QUANTISED else nearest(value, choices))
+            raise ValueError(SCALED if value in QUANTISED and "bf16" in choices else nearest(value, choices))
         return str(value)
     if origin is Mapping and isinstance(value, (Text, Mapping)):
         return dict(_shape(name, sizes) for name, sizes in _shapes(value))

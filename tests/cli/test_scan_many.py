@@ -46,6 +46,12 @@ def test_all_models_share_one_json_and_one_sarif(command: list[str]) -> None:
     assert log["invocations"][0]["executionSuccessful"] is False
 
 
+def test_sarif_goes_to_stdout() -> None:
+    done = invoke("scan", "good.onnx", "--sarif=-")
+    assert json.loads(done.stdout)["version"] == "2.1.0"
+    assert not Path("-").exists()
+
+
 def test_one_error_in_many_fails() -> None:
     assert code("scan", "good.onnx", "bad.onnx", "--fail-on=error") == 1
     assert code("scan", "good.onnx", "good.onnx", "--fail-on=error") == 0

@@ -156,6 +156,9 @@ NODES = [
     pytest.param(
         "[cast] c = Cast<to = 999>(x)", "node 'cast': its attribute 'to': it has", id="type of a Cast"
     ),
+    pytest.param(
+        "[relu] c = Elu<alpha: float = @slope>(x)", "attribute 'alpha' refers to one of", id="a reference"
+    ),
     pytest.param("[print] c = theirs.Print(x)", "node 'print': it has no output", id="no output"),
 ]
 

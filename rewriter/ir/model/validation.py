@@ -122,12 +122,21 @@ def check_proto(proto: onnx.ModelProto, where: str) -> None:
         held = {t.name: t for t in graph.initializer if t.data_location != TensorProto.EXTERNAL}
         for node in graph.node:
             _check_node(node, held, f"{where}: node {node.name or node.op_type!r}")
+    _check_references(proto.graph, where)
     for function in proto.functions:
         for node in function.node:
             _check_node(node, {}, f"{where}: function {function.name!r}: node {node.name or node.op_type!r}")
     for owner, tensor in constant_tensors(proto):
         check_tensor(tensor, f"{where}: node {owner!r}: tensor {tensor.name!r}")
     _check_expansion(proto, where)
+
+
+def _check_references(graph: onnx.GraphProto, where: str) -> None:
+    """Refuses references to attributes of a function in nodes that are in none."""
+    for node in walk_nodes(graph):
+        if reference := next((a for a in node.attribute if a.ref_attr_name), None):
+            what = f"its attribute {reference.name!r} refers to one of a function, and it is in none"
+            raise _broken(what, f"{where}: node {node.name or node.op_type!r}")
 
 
 def _check_expansion(proto: onnx.ModelProto, where: str) -> None:
