@@ -18,6 +18,10 @@ from rewriter.passes.base import Change, Context, Event, Exactness, Requires, We
 
 ALIGNED = 8  # channels that Tensor Cores read together in FP16
 
+MOST_DEPTH = 256
+"""Most products in a sum of an image: FP16 sums of so many have an error of 6.4e-4, FP32 sums one of 3.0e-4
+(docs/accuracy.md#nets-of-convs)."""
+
 MOST_OVERLAP = 4
 """Most windows over a place for which products were measured: each copies the input once."""
 
@@ -41,17 +45,11 @@ class ConvtransposeToDepthToSpace(WeightPass):
     along the axes, strides of 1, more than 4 windows over a place of one axis, volumes whose windows overlap,
     computed weights.
 
-    Options:
-        depth: Most products in a sum of one that is replaced. FP16 sums of 256 products have an error of
-            6.4e-4, FP32 sums one of 3.0e-4 (docs/accuracy.md#nets-of-convs).
-
     Declines:
         - dilation, groups, output_shape
         - a bias that is computed
         - a volume whose sizes are not known
     """
-
-    depth: int = 256
 
     requires = Requires(opset=11)  # from there on DepthToSpace has a mode
     exactness = Exactness(1e-5, "ONNX Runtime orders the same sums differently")
@@ -81,7 +79,7 @@ class ConvtransposeToDepthToSpace(WeightPass):
             most = MOST_OVERLAP if len(taps) == 1 else 1
             return math.prod(windows.strides) > 1 and len(taps) <= 3 and max(taps) <= most
         square = windows.strides[0] == windows.strides[1] > 1
-        return square and windows.out < ALIGNED and windows.channels * math.prod(taps) <= self.depth
+        return square and windows.out < ALIGNED and windows.channels * math.prod(taps) <= MOST_DEPTH
 
 
 def _reason_against(graph: GraphEditor, node: NodeProto, windows: Windows, kept: NodePatterns) -> str | None:

@@ -14,6 +14,7 @@ from rewriter.ir.graph.weights import NewWeights, Replacement
 from rewriter.passes.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires
 
 ACTIVATIONS = ("Relu", "Sigmoid", "Swish")
+LARGE = 2**20  # elements from which the own kernel is faster
 WIDTH = 64  # TensorRT-RTX's own kernel was right wherever the channels are a multiple of this
 
 Sizes = tuple[int, ...]
@@ -32,15 +33,11 @@ class DecomposeGroupNorm(GraphPass):
     unknown size, stays where an activation follows and channels are a multiple of 64: all such norms loaded
     and were right.
 
-    Options:
-        largest: Norms of fewer elements become LayerNormalization.
-
     Declines:
         - a larger norm before Relu or SiLU, of a multiple of 64 channels
         - rows, and the operator, of unknown size
     """
 
-    largest: int = 2**20
     requires = Requires(opset=17)
     exactness = Exactness(1e-5, "sums of FP32 in another order")
     example = """
@@ -65,7 +62,7 @@ class DecomposeGroupNorm(GraphPass):
                 continue
             data, sizes = found
             elements = math.prod(graph.sizes(data) or sizes)  # below 0: not known
-            own = len(sizes) > 2 and sizes[0] * sizes[1] % WIDTH == 0 and not 0 < elements < self.largest
+            own = len(sizes) > 2 and sizes[0] * sizes[1] % WIDTH == 0 and not 0 < elements < LARGE
             if len(sizes) < 2:
                 yield Refusal(display_name(node), "the number of elements of a group is not known")
             elif own and _activated(graph, node.output[0]):

@@ -37,15 +37,10 @@ class FoldStrides(WeightPass):
     Skipped without a report: Convs of more than 4 channels, smaller windows, windows that do not overlap (see
     `unfold-patches`), strides other than 2 and 4, Convs of one or three axes, computed weights.
 
-    Options:
-        window: Smallest window that is folded, along both axes.
-
     Declines:
         - a height or width that is unknown, or that the stride does not divide
         - dilation, groups, negative padding
     """
-
-    window: int = LEAST_WINDOW
 
     requires = Requires(opset=7)  # from there on Add broadcasts a row
     exactness = Exactness(1e-5, "ONNX Runtime orders the sums differently: 7.4e-7 measured on a SegFormer")
@@ -78,9 +73,7 @@ class FoldStrides(WeightPass):
 
     def _accepts(self, windows: Windows) -> bool:
         image = len(windows.kernel) == 2 and windows.channels <= IMAGE_CHANNELS
-        if not image or min(windows.kernel) < self.window or not STRIDES.issuperset(windows.strides):
-            return False
-        return all(size > step for size, step in zip(windows.kernel, windows.strides, strict=True))
+        return image and min(windows.kernel) >= LEAST_WINDOW and STRIDES.issuperset(windows.strides)
 
 
 @dataclass(frozen=True)
