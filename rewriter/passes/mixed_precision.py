@@ -4,13 +4,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto
 
 from rewriter.base.text import count
 from rewriter.hazards.analysis import LOW_TYPES
-from rewriter.ir.graph import GraphView
+from rewriter.ir.graph import GraphEditor, GraphView, attribute, is_op, open_graphs
 from rewriter.ir.graph.casts import TypeRequest, retype
+from rewriter.ir.graph.ops import RECURRENT, VIEWS
 from rewriter.ir.model import Model, Port
+from rewriter.ir.model.graphs import walk_nodes
 from rewriter.ir.plan import Epilogues, Plan, Precision, io_type, node_key, plugin_types
 from rewriter.passes.algorithms.rounding import raised_bounds, unbiased_weights
 from rewriter.passes.base import Change, Context, Event, Exactness, ModelPass, Refusal, Stage
@@ -72,7 +74,30 @@ def lowered(model: Model, plan: Plan, means_of: Context | None = None, tag: str 
     graph = GraphView(model, model.proto.graph, model.facts().main)
     refined = unbiased_weights(graph, plan, means_of) if means_of is not None else {}
     refined |= raised_bounds(graph, plan)
-    return retype(model, replace(request(model, plan, tag), refined=refined))
+    result = retype(model, replace(request(model, plan, tag), refined=refined))
+    if any(node.op_type in RECURRENT for node in walk_nodes(result.proto.graph)):
+        for editor in reversed(open_graphs(result, tag)):
+            with editor:
+                _shield_recurrences(editor)
+    return result
+
+
+def _shield_recurrences(graph: GraphEditor) -> None:
+    """Adds -0, which changes no number, to a sequence that a recurrent layer in FP32 reads from a Cast.
+
+    TensorRT-RTX 1.4 to 1.7 builds no LSTM, GRU or RNN that runs only forward, over two or more steps, and
+    reads a Cast from FP16 or BF16, with or without views between them.
+    """
+    for node in graph.nodes:
+        if node.op_type in RECURRENT and attribute(node, "direction", "forward") == "forward":
+            source = before = node.input[0]
+            while is_op(producer := graph.producer(before), *VIEWS):
+                before = producer.input[0]
+            if is_op(producer, "Cast") and graph.dtype(source) == TensorProto.FLOAT:
+                result = graph.tensor(f"{source}/shielded", like=source)
+                zero = graph.add_constant(f"{source}/zero", -0.0, like=source)
+                graph.insert(graph.make("Add", [source, zero], [result]), before=node)
+                graph.set_input(node, 0, result)
 
 
 def request(model: Model, plan: Plan, tag: str) -> TypeRequest:

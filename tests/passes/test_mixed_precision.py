@@ -194,3 +194,18 @@ def test_a_row_of_zeros_has_no_direction_in_fp16() -> None:
     x = np.array([[0, 0, 0, 0], [3, 0, 4, 0]], np.float32)
     (result,) = run_all(plainly_lowered(source, Plan("fp16")), [{"x": x}])
     assert result["y"] == pytest.approx(np.array([[0, 0, 0, 0], [0.6, 0, 0.8, 0]]), abs=1e-3)
+
+
+@pytest.mark.parametrize(("op", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+def test_tensorrt_builds_a_recurrent_layer_in_fp32_behind_one_in_fp16(op: str, gates: int) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    text = f"""
+        g (float[5,2,8] x) => (float[5,1,2,8] y) <int64[1] one = {{1}}> {{
+            first = {op}<hidden_size = 8>(x, w, r) s = Squeeze(first, one)
+            y = {op}<hidden_size = 8>(s, w2, r2) }}"""
+    shape = (1, gates * 8, 8)
+    source = graphs.weighted(text, w=shape, r=shape, w2=shape, r2=shape)
+    kept = Plan("fp16", decisions=(Decision("", op, "0:y", "overflow", ""),))
+    result = rewriter.fix(source.whole(), plan=kept)
+    assert all(check.passed for check in result.checks), result.verdict
+    assert [n.op_type for n in result.proto.graph.node if n.op_type in (op, "Add")] == [op, "Add", op]
