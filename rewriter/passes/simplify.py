@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper, shape_inference
 
 from rewriter.base import sandbox
 from rewriter.base.errors import NativeError
@@ -175,8 +175,11 @@ def _run_onnxsim(written: bytes, data: Mapping[str, Array], folds: bool, units: 
     """Runs in a child process; `folds` looks for constants, `units` removes Adds of zeros and their like."""
     proto = without_weights(ModelProto.FromString(written), data)
     skipped = [*skipped_always(), *([] if units else ["eliminate_nop_with_unit"])]
-    fields = {"skip_constant_folding": not folds, "tensor_size_threshold": LARGEST_FOLD}
-    result, _ = _onnxsim().simplify(proto, skipped_optimizers=skipped, **fields)
+    # without folding no shape becomes known: one inference serves, where onnxsim needs three or more
+    proto = proto if folds else shape_inference.infer_shapes(proto)
+    skips = dict.fromkeys(("skip_constant_folding", "skip_shape_inference"), not folds)
+    fields = {"skipped_optimizers": skipped, "tensor_size_threshold": LARGEST_FOLD}
+    result, _ = _onnxsim().simplify(proto, **skips, **fields)
     assert isinstance(result, ModelProto)
     return result
 
