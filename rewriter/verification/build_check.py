@@ -17,7 +17,7 @@ from rewriter.base.text import figure
 from rewriter.ir.graph import is_op
 from rewriter.ir.graph.ops import NORMS
 from rewriter.ir.model import Model, walk_graphs
-from rewriter.ir.model.schemas import logical_name
+from rewriter.ir.plan import logical_name
 from rewriter.runtime.engines.build import (
     NORM_IN_FP16,
     BuildOptions,

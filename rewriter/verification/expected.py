@@ -13,7 +13,8 @@ from rewriter.ir.graph import attribute, constant_value, reads, states
 from rewriter.ir.graph.ops import LOOPS, RECURRENT
 from rewriter.ir.model import Array, Model, load, walk_nodes
 from rewriter.ir.model.graphs import subgraphs
-from rewriter.ir.model.schemas import EXCHANGEABLE, NUMPY_TYPES, logical_name
+from rewriter.ir.model.schemas import EXCHANGEABLE, NUMPY_TYPES
+from rewriter.ir.plan import logical_name
 from rewriter.runtime.emulation import reference, rounded
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.inputs import Samples

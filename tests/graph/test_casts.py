@@ -11,7 +11,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from rewriter.base.errors import PassError
 from rewriter.ir.graph.casts import TypeRequest, retype
 from rewriter.ir.model import Array, Model, load, walk_graphs
-from rewriter.ir.model.schemas import logical_name
+from rewriter.ir.plan import logical_name
 from rewriter.runtime.emulation import emulation, reference, rounded
 
 FP32, FP16, BF16 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16

@@ -21,8 +21,8 @@ from rewriter.hazards.types import NO_LOWER_TYPE
 from rewriter.ir.graph import display_name, open_graphs
 from rewriter.ir.graph.ops import CHEAP, LAYOUTS, SUMS, VIEWS
 from rewriter.ir.model import Model
-from rewriter.ir.model.schemas import logical_name, type_rules
-from rewriter.ir.plan import SEARCHED, Decision, NodePatterns, Plan, Range, node_key
+from rewriter.ir.model.schemas import type_rules
+from rewriter.ir.plan import SEARCHED, Decision, NodePatterns, Plan, Range, logical_name, node_key
 
 RangesByTensor = Mapping[tuple[int, str], Range]  # ranges by scope index and tensor name
 

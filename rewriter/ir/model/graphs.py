@@ -1,7 +1,7 @@
 """Walks over graphs and subgraphs, and operators that onnx does not know."""
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import starmap
 from typing import Any
 
@@ -87,10 +87,10 @@ def weights_as_inputs(proto: onnx.ModelProto, weights: Container[str]) -> None:
     """Makes initializers inputs of the graph, in place."""
     graph = proto.graph
     listed = {v.name for v in graph.input}
+    type_of = cache(onnx.helper.make_tensor_type_proto)  # most weights of a graph have one of few types
     for tensor in graph.initializer:
         if tensor.name in weights and tensor.name not in listed:
-            value = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-            graph.input.append(value)
+            graph.input.add(name=tensor.name, type=type_of(tensor.data_type, tuple(tensor.dims)))
     replace_items(graph.initializer, [t for t in graph.initializer if t.name not in weights])
 
 

@@ -27,7 +27,6 @@ NUMPY_TYPES = {dtype: np.dtype(kind) for dtype, (_, kind) in _FLOAT_TYPES.items(
 
 EXCHANGEABLE = frozenset(NUMPY_TYPES)
 SHORT_NAMES = {dtype: name for dtype, (name, _) in _FLOAT_TYPES.items()} | {int(TensorProto.DOUBLE): "fp64"}
-_APPENDED = tuple(map("/{}".format, SHORT_NAMES.values()))
 
 
 SIGNIFICAND: dict[int, tuple[int, int]] = {
@@ -60,11 +59,6 @@ def embeds(narrow: int, wide: int) -> bool:
         return size <= SIGNIFICAND[wide][0] and size < 2 ** (SIGNIFICAND[wide][1] - 1)
     other_signed, other_size = INTEGERS[wide]
     return signed <= other_signed and size <= other_size
-
-
-def logical_name(name: str) -> str:
-    """The name of a tensor without the type that is appended where a Cast writes a graph output."""
-    return name.rpartition("/")[0] if name.endswith(_APPENDED) else name
 
 
 def convert(value: Array, dtype: int, name: str, *, overflows: bool = False) -> Array:

@@ -189,7 +189,8 @@ def _invalidity(proto: ModelProto) -> str:
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.shape.SetInParent()  # the checker wants one, and compares it with nothing
     for node in walk_nodes(proto.graph):  # the checker identifies nodes only by name
-        node.name = node.name or f"{node.op_type}({next(filter(None, node.output), '')})"
+        if not node.name:
+            node.name = f"{node.op_type}({next(filter(None, node.output), '')})"
     try:
         onnx.checker.check_model(proto)
     except onnx.checker.ValidationError as error:

@@ -49,10 +49,16 @@ def io_type(io: InputsOutputs, tensor: str) -> str:
     return next(fitting, next((name for pattern, name in parts if not pattern), "keep"))
 
 
+_APPENDED = ("/fp32", "/fp16", "/bf16", "/fp64")  # as a change of types names new tensors
+
+
+def logical_name(name: str) -> str:
+    """The name of a tensor without the type that is appended where a Cast writes a graph output."""
+    return name.rpartition("/")[0] if name.endswith(_APPENDED) else name
+
+
 def node_key(scope: int, node: NodeProto) -> str:
     """The identity of a node in a plan: index of its scope, and logical name of its first output."""
-    from rewriter.ir.model.schemas import logical_name
-
     return f"{scope}:{logical_name(next(filter(None, node.output), ''))}"
 
 

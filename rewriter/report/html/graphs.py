@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from rewriter.ir.graph import display_name
 from rewriter.ir.model import Model, walk_graphs
-from rewriter.ir.model.schemas import logical_name
-from rewriter.ir.plan import node_key
+from rewriter.ir.plan import logical_name, node_key
 from rewriter.report.causes import Cause
 from rewriter.report.html.depth import LABELS, LARGEST, Nodes
 from rewriter.report.results import FixResult

@@ -21,8 +21,7 @@ from rewriter.ir.graph.node_list import BLOCK, NodeList
 from rewriter.ir.graph.ops import SUMS
 from rewriter.ir.model import Array, Model, replace_items
 from rewriter.ir.model.graphs import import_opsets, rename_reads
-from rewriter.ir.model.schemas import logical_name
-from rewriter.ir.plan import node_key
+from rewriter.ir.plan import logical_name, node_key
 from rewriter.runtime.emulation import Accumulation, emulation, import_float64, reference
 from rewriter.runtime.engines.onnxruntime import Session
 

@@ -16,7 +16,7 @@ from rewriter.ir.graph import attribute, display_name, draws_noise
 from rewriter.ir.graph.node_list import NodeList
 from rewriter.ir.model import STANDARD_DOMAINS, Array, Model, load, replace_items, walk_graphs, walk_nodes
 from rewriter.ir.model.graphs import weights_as_inputs
-from rewriter.ir.model.schemas import logical_name
+from rewriter.ir.plan import logical_name
 from rewriter.runtime.engines import nvidia_driver
 from rewriter.runtime.engines.onnxruntime_library import (
     array_of,

@@ -8,8 +8,8 @@ from functools import cached_property
 
 from rewriter.ir.graph import display_name, reads
 from rewriter.ir.model import Model
-from rewriter.ir.model.schemas import logical_name
 from rewriter.ir.model.tensors import FLOATS, TensorFacts
+from rewriter.ir.plan import logical_name
 
 
 @dataclass(frozen=True)
