@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_text import with_header
 from paths import ROOT
 
-from rewriter.ir.model import Array, Model, load
+from rewriter.ir.model import Array, Model, load, replace_items
 from rewriter.passes.base import Context, Exactness, Pass
 from rewriter.pipeline.driver import Driver, PassResult
 from rewriter.runtime.engines.onnxruntime_library import keep_captured_casts
@@ -43,9 +43,9 @@ def with_constants(
 
 
 def with_weights(text: str, weights: Mapping[str, Array], *, opset: int = 17) -> Model:
-    """A graph with these initializers in place of its inputs after the first."""
-    proto = graph(text, opset=opset).proto
-    del proto.graph.input[1:]
+    """A graph with these initializers in place of the inputs of those names; it may have a header."""
+    proto = (model(text) if text.lstrip().startswith("<") else graph(text, opset=opset)).proto
+    replace_items(proto.graph.input, [value for value in proto.graph.input if value.name not in weights])
     proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in weights.items())
     return load(proto)
 

@@ -266,14 +266,9 @@ def test_a_sample_that_does_not_fit_is_an_error() -> None:
 
 
 # -- operators without a kernel --------------------------------------------------------------
-CUSTOM = [
-    pytest.param("p = Plugin(a)", "Plugin", id="no schema"),
-    pytest.param("p = acme.Plugin(a)", "acme.Plugin", id="another domain"),
-    pytest.param("h = Cast<to=16>(a) s = Sigmoid(h) p = Cast<to=1>(s)", "Sigmoid", id="no kernel"),
-]
 
 
-@pytest.mark.parametrize(("line", "op"), CUSTOM)
+@values
 def test_tensors_that_do_not_depend_on_it_are_measured(line: str, op: str) -> None:
     text = f"""<ir_version: 8, opset_import: ["" : 17, "acme" : 1]>
         g (float[2] x) => (float[2] y, float[2] z) {{

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from needs import without_gpu
+from tables import values
 
 from rewriter.base import sandbox
 from rewriter.base.errors import ArithmeticRunError
@@ -117,14 +118,7 @@ def test_non_contiguous_arrays_are_accepted() -> None:
     np.testing.assert_array_equal(run("g (float[2,3] x) => (float[2,3] y) { y = Neg(x) }", {"x": x})["y"], -x)
 
 
-NO_KERNEL = [
-    pytest.param("g (float[3] x) => (float[3] y) { [p] y = MyPlugin(x) }", "MyPlugin", id="no such operator"),
-    pytest.param("g (float[3] x) => (float[3] y) { y = acme.MyPlugin(x) }", "acme.MyPlugin", id="a domain"),
-    pytest.param("g (bfloat16[3] x) => (bfloat16[3] y) { [s] y = Sigmoid(x) }", "Sigmoid", id="no kernel"),
-]
-
-
-@pytest.mark.parametrize(("body", "op"), NO_KERNEL)
+@values
 def test_an_operator_without_kernel_is_named(body: str, op: str) -> None:
     text = f'<ir_version: 8, opset_import: ["" : 17, "acme" : 1]>\n{body}'
     model = Model(onnx.parser.parse_model(text))
@@ -185,11 +179,8 @@ def growth() -> int:
         return int(next(line for line in status if line.startswith("RssAnon")).split()[1]) // 1024
 
     size = 4096
-    graph = graphs.graph(
-        f"g (float[1,{size}] x, float[{size},{size}] w) => (float[1,{size}] y) {{ y = MatMul(x, w) }}"
-    )
-    del graph.proto.graph.input[1:]
-    graph.proto.graph.initializer.append(graph.detached_tensor("w", np.ones((size, size), np.float32)))
+    text = f"g (float[1,{size}] x, float[{size},{size}] w) => (float[1,{size}] y) {{ y = MatMul(x, w) }}"
+    graph = graphs.with_weights(text, {"w": np.ones((size, size), np.float32)})
     import_onnxruntime()
     before = resident()
     session = LocalSession(graph)

@@ -471,10 +471,13 @@ def test_onnxsim_crashes(end: Callable[[], None], reason: str, monkeypatch: pyte
 def test_a_deadline_ends_a_call_and_what_comes_after_it_runs() -> None:
     start = time.monotonic()
     with contextlib.closing(sandbox.Worker(Sleeper, doing="a nap", limit_s=60.0)) as child:
-        with pytest.raises(OutOfTimeError), within(start + 0.5):
-            child.call("sleep", 60.0)
+        for seconds in (0.5, 10.0):  # on a busy machine, the call does not begin in the first
+            with pytest.raises(OutOfTimeError), within(time.monotonic() + seconds):
+                child.call("sleep", 60.0)
+            if not child.alive:
+                break
         assert not child.alive, "it would still compute"
-    assert time.monotonic() - start < 30.0
+    assert time.monotonic() - start < 50.0
     with pytest.raises(OutOfTimeError), within(start):
         sandbox.call(os.getpid, doing="a call after its deadline")
     with within(start + 600.0):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import cases, graph, model
+from graphs import cases, graph, model, with_weights
 from needs import needs_rtx
 from tables import values
 
@@ -55,10 +55,11 @@ def test_an_engine_is_built_and_written(tmp_path: Path) -> None:
 
 
 def test_weights_in_external_data_are_found(tmp_path: Path) -> None:
-    source = graph("g (float[2,64] x, float[64,64] w) => (float[2,64] y) { y = MatMul(x, w) }")
-    weight = np.eye(64, dtype=np.float32)
-    source.proto.graph.initializer.append(source.detached_tensor("w", weight))
-    del source.proto.graph.input[1]
+    text, weight = (
+        "g (float[2,64] x, float[64,64] w) => (float[2,64] y) { y = MatMul(x, w) }",
+        np.eye(64, dtype="f4"),
+    )
+    source = with_weights(text, {"w": weight})
     source.external = True
     assert report(source, tmp_path).engine_bytes
     assert (tmp_path / "model.onnx.data").stat().st_size >= weight.nbytes

@@ -170,14 +170,6 @@ def test_a_target_gets_the_release_and_the_gpu_at_hand(monkeypatch: pytest.Monke
     assert this_machine.at_hand(Target("tensorrt-rtx")) == Target("tensorrt-rtx")
 
 
-def test_modules_and_their_releases_are_found_without_loading_them() -> None:
-    assert this_machine._installed("numpy")
-    assert not this_machine._installed("no_such_module")
-    assert not this_machine._installed("no_such_package.inside")
-    assert this_machine._version("numpy") == __import__("numpy").__version__
-    assert this_machine._version("no_such_module") == ""
-
-
 class Driver:
     """libcuda with two devices; functions that are named in `failing` return an error."""
 

@@ -15,7 +15,6 @@ from tables import values
 from rewriter.ir.graph import (
     TAG,
     GraphEditor,
-    attribute,
     captured,
     constant_value,
     display_name,
@@ -356,14 +355,6 @@ class TestEdits:
 
 
 class TestFunctions:
-    def test_attribute(self) -> None:
-        node = onnx.helper.make_node("Op", [], ["y"], mode="linear", axes=[1, 2], alpha=0.5)
-        assert attribute(node, "mode") == "linear"
-        assert list(attribute(node, "axes")) == [1, 2]
-        assert attribute(node, "alpha") == 0.5
-        assert attribute(node, "beta") is None
-        assert attribute(node, "beta", 7) == 7
-
     @pytest.mark.parametrize(("attributes", "wanted", "dtype"), VALUES)
     def test_constant_value(self, attributes: dict[str, object], wanted: object, dtype: type) -> None:
         found = constant_value(onnx.helper.make_node("Constant", [], ["c"], **attributes))  # type: ignore[arg-type]
@@ -372,10 +363,6 @@ class TestFunctions:
 
     def test_a_string_constant_has_no_array(self) -> None:
         assert constant_value(onnx.helper.make_node("Constant", [], ["c"], value_string="s")) is None
-
-    def test_label(self) -> None:
-        assert display_name(onnx.helper.make_node("Op", ["x"], ["y"], name="mine")) == "mine"
-        assert display_name(onnx.helper.make_node("Op", ["x"], ["", "y"])) == "Op(y)"
 
 
 UNARY = ["Relu", "Neg", "Abs", "Tanh"]

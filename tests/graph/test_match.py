@@ -12,7 +12,6 @@ from tables import values
 from rewriter.ir.graph import GraphEditor, is_op, open_graphs, ops
 from rewriter.ir.graph.match import (
     operands,
-    optional_input,
     other_operand,
     walk_down,
     walk_up,
@@ -66,11 +65,6 @@ def test_operands(op: str, inputs: list[str], orders: list[tuple[str, str]]) -> 
 )
 def test_other_operand(inputs: list[str], other: str | None) -> None:
     assert other_operand(helper.make_node("Mul", inputs, ["y"]), "a") == other
-
-
-def test_optional_input() -> None:
-    gemm = helper.make_node("Gemm", ["a", "b"], ["y"])
-    assert (optional_input(gemm, 1), optional_input(gemm, 2)) == ("b", "")
 
 
 def test_chains_of_single_consumers_and_of_producers() -> None:

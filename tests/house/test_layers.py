@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from command_lines import python
@@ -38,9 +39,13 @@ def room(path: Path) -> str:
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
-def imported(path: Path) -> Iterator[tuple[str, bool]]:
+@cache
+def imported(path: Path) -> list[tuple[str, bool]]:
     """Modules that a file imports, and whether it does so when it is imported itself."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return list(_imported(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+def _imported(tree: ast.Module) -> Iterator[tuple[str, bool]]:
     typing_only = {
         id(child)
         for node in ast.walk(tree)

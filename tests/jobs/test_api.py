@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 import pytest
-from graphs import graph
+from graphs import graph, with_weights
 from nightly import some
 from paths import ROOT
 from tables import values
@@ -130,10 +130,8 @@ DETECTOR = """
 
 
 def detector() -> Model:
-    proto = onnx.parser.parse_model(DETECTOR)
     weight = np.random.default_rng(0).normal(0.0, 0.2, (8, 3, 3, 3)).astype(np.float32)
-    proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
-    del proto.graph.input[1:]
+    proto = with_weights(DETECTOR, {"w": weight}).proto
     raw = onnx.helper.make_tensor_value_info("kept", onnx.TensorProto.FLOAT, [1, 100, 4])
     proto.graph.value_info.append(raw)
     return load(proto)

@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from graphs import graph
-from onnx import numpy_helper
+from graphs import graph, with_weights
 
 import rewriter
 from rewriter.ir.model import Array, save
@@ -48,13 +47,9 @@ HARMLESS = {
 
 def model(body: str) -> onnx.ModelProto:
     """Features of x in a network, plus what `body` makes of the times and of x."""
-    proto = graph(
-        f"""g ({INPUTS}, float[16,16] w) => (float[2,16] y) {{
-            features = MatMul(x, w) {body} y = Add(features, t) }}"""
-    ).proto
-    del proto.graph.input[-1]
-    proto.graph.initializer.append(numpy_helper.from_array(WEIGHT, "w"))
-    return proto
+    text = f"""g ({INPUTS}, float[16,16] w) => (float[2,16] y) {{
+        features = MatMul(x, w) {body} y = Add(features, t) }}"""
+    return with_weights(text, {"w": WEIGHT}).whole()
 
 
 def error(result: rewriter.FixResult) -> float:
@@ -90,13 +85,10 @@ def test_harmless_float64_is_verified(case: str) -> None:
 def test_a_float64_output_is_computed_in_fp32() -> None:
     """An expected value over bins that asks for 53 bits of its result, behind a network in FP16."""
     bins = ", ".join(f"{20 * 1.3**i:.3f}" for i in range(16))
-    proto = graph(
-        f"""g (float[2,16] x, float[16,16] w) => (double[2] y) <double[16] b = {{{bins}}}> {{
-            h = MatMul(x, w) s = Softmax(h) d = Cast<to = 11>(s) m = Mul(d, b)
-            o = Constant<value = int64[1] {{1}}>() y = ReduceSum<keepdims = 0>(m, o) }}"""
-    ).proto
-    del proto.graph.input[-1]
-    proto.graph.initializer.append(numpy_helper.from_array(WEIGHT, "w"))
+    text = f"""g (float[2,16] x, float[16,16] w) => (double[2] y) <double[16] b = {{{bins}}}> {{
+        h = MatMul(x, w) s = Softmax(h) d = Cast<to = 11>(s) m = Mul(d, b)
+        o = Constant<value = int64[1] {{1}}>() y = ReduceSum<keepdims = 0>(m, o) }}"""
+    proto = with_weights(text, {"w": WEIGHT}).whole()
     result = rewriter.fix(proto, inputs=[{"x": NEAR["x"]}], build=False, engine="emulation")
     assert result.verified and result.plan is not None
     kept = {d.op for d in result.plan.decisions if d.rule == "float64"}

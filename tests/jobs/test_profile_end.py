@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from graphs import graph
-from onnx import numpy_helper
+from graphs import with_weights
 
 import rewriter
 from rewriter.ir.model import Array
@@ -35,12 +34,9 @@ BOUNDED = {
 
 def fixed(body: str, *, most: int) -> tuple[rewriter.FixResult, Array]:
     """`fix` with a sample of 50 steps and a profile up to `most`, and an input of so many steps."""
-    proto = graph(
-        f"""g (float[b,l,8] x, float[8,8] w) => (float[b,8] y) <int64[1] axis = {{1}}> {{
-            a = MatMul(x, w) {body} }}"""
-    ).proto
-    del proto.graph.input[1:]
-    proto.graph.initializer.append(numpy_helper.from_array(WEIGHT, "w"))
+    text = f"""g (float[b,l,8] x, float[8,8] w) => (float[b,8] y) <int64[1] axis = {{1}}> {{
+        a = MatMul(x, w) {body} }}"""
+    proto = with_weights(text, {"w": WEIGHT}).whole()
     steps = 5 * np.random.default_rng(1).standard_normal((1, most, 8)).astype(np.float32)
     result = rewriter.fix(
         proto,

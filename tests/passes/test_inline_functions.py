@@ -1,7 +1,7 @@
 """inline-functions: inlined bodies with equal results, and refusals with their reasons."""
 
 import numpy as np
-from graphs import apply, model
+from graphs import apply, model, with_weights
 
 from rewriter.ir.graph import TAG
 from rewriter.passes.inline_functions import InlineFunctions
@@ -16,13 +16,9 @@ HEADER = '<ir_version: 8, opset_import: ["" : 17, "local" : 1]>'
 
 
 def test_weights_stay_the_same_arrays() -> None:
-    source = model(
-        f"{HEADER} g (float[2,3] x, float[3,400] w) => (float[2,400] y) "
-        f"{{ h = local.gate(x) y = MatMul(h, w) }} {GATE}"
-    )
-    weight = np.ones((3, 400), np.float32)
-    del source.proto.graph.input[1]
-    source.proto.graph.initializer.append(source.detached_tensor("w", weight))
+    body = "{ h = local.gate(x) y = MatMul(h, w) }"
+    text = f"{HEADER} g (float[2,3] x, float[3,400] w) => (float[2,400] y) {body} {GATE}"
+    source = with_weights(text, {"w": np.ones((3, 400), np.float32)})
     result, _ = apply(InlineFunctions(), source)
     assert result.weights["w"] is source.weights["w"]
     assert [i.name for i in result.proto.graph.input] == ["x"]

@@ -75,6 +75,8 @@ def test_types_of_inputs_and_outputs(io: str, precision: str, expected: list[int
     result = lowered(source, plan)
     ports = (*result.signature.inputs, *result.signature.outputs)
     assert [p.dtype for p in ports] == expected
+    inner = {result.facts().main[name].dtype for name in ("m", "e")}
+    assert inner == {TensorProto.FLOAT16 if precision == "fp16" else TensorProto.BFLOAT16}
 
 
 def test_a_constant_that_does_not_fit_names_tensor_and_way_out() -> None:
@@ -83,13 +85,6 @@ def test_a_constant_that_does_not_fit_names_tensor_and_way_out() -> None:
         graphs.apply(MixedPrecision(), source)
     assert plan_of(source).decisions[0].rule == "weights"
     assert lowered(source, plan_of(source)).same_as(source)
-
-
-def test_bf16() -> None:
-    source = graphs.graph(TEXT, opset=22, ir=10)
-    result = lowered(source, plan_of(source, PrecisionRequest("bf16")))
-    types = {result.facts().main[name].dtype for name in ("m", "e")}
-    assert types == {TensorProto.BFLOAT16}
 
 
 GROWN = """

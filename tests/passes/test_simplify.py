@@ -7,23 +7,11 @@ import onnx
 import onnx.inliner
 import pytest
 from command_lines import python
-from graphs import apply, graph, ops, random_feeds, run
+from graphs import apply, graph, ops, random_feeds, run, with_weights
 
 from rewriter.ir.graph import TAG
 from rewriter.ir.model import Model, load
 from rewriter.passes.simplify import OPTIMIZERS, Simplify, _adopt, skipped_always
-
-
-def weighted(source: Model, **weights: np.ndarray) -> Model:
-    """The model with large initializers in place of the inputs of those names."""
-    kept = [v for v in source.proto.graph.input if v.name not in weights]
-    kept = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in kept]
-    del source.proto.graph.input[:]
-    source.proto.graph.input.extend(kept)
-    for name, value in weights.items():
-        source.proto.graph.initializer.append(source.detached_tensor(name, value))
-    source.mark_edited()
-    return source
 
 
 def noise(*shape: int) -> np.ndarray:
@@ -31,12 +19,11 @@ def noise(*shape: int) -> np.ndarray:
 
 
 def test_weights_that_stay_keep_their_arrays() -> None:
-    source = weighted(
-        graph("g (float[2,30] x, float[30,40] w, float[30,40] v) => (float[2,40] y) "
-              "{ i = Identity(x) m = MatMul(i, w) t = Neg(v) n = MatMul(i, t) y = Add(m, n) }"),
-        w=noise(30, 40),
-        v=noise(30, 40),
-    )  # fmt: skip
+    source = with_weights(
+        "g (float[2,30] x, float[30,40] w, float[30,40] v) => (float[2,40] y) "
+        "{ i = Identity(x) m = MatMul(i, w) t = Neg(v) n = MatMul(i, t) y = Add(m, n) }",
+        {"w": noise(30, 40), "v": noise(30, 40)},
+    )
     result, _ = apply(Simplify(), source)
     assert ops(result) == ["MatMul", "MatMul", "Add"]
     assert result.weights["w"] is source.weights["w"] and "v" not in result.weights
@@ -74,10 +61,8 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[tuple[onnx.ModelProto, 
 def test_weights_of_no_chain_stay_here(
     handed_over: list[tuple[onnx.ModelProto, dict[str, object]]],
 ) -> None:
-    source = weighted(
-        graph("g (float[2,30] x, float[30,40] w) => (float[2,40] y) { i = Identity(x) y = MatMul(i, w) }"),
-        w=noise(30, 40),
-    )
+    text = "g (float[2,30] x, float[30,40] w) => (float[2,40] y) { i = Identity(x) y = MatMul(i, w) }"
+    source = with_weights(text, {"w": noise(30, 40)})
     apply(Simplify(), source)
     assert handed_over
     assert max(proto.ByteSize() for proto, _ in handed_over) < source.weights["w"].nbytes
@@ -85,14 +70,11 @@ def test_weights_of_no_chain_stay_here(
 
 
 def test_batch_normalization_is_folded_within_the_tolerance() -> None:
-    source = weighted(
-        graph("""g (float[1,8,9,9] x, float[16,8,3,3] w, float[16] s, float[16] b, float[16] m, float[16] v)
-            => (float[1,16,7,7] y) { c = Conv(x, w) y = BatchNormalization(c, s, b, m, v) }"""),
-        w=noise(16, 8, 3, 3),
-        s=noise(16),
-        b=noise(16, 1)[:, 0],
-        m=noise(16, 1, 1)[:, 0, 0],
-        v=np.abs(noise(16)) + np.float32(0.1),
+    b, m, v = noise(16, 1)[:, 0], noise(16, 1, 1)[:, 0, 0], np.abs(noise(16)) + np.float32(0.1)
+    source = with_weights(
+        """g (float[1,8,9,9] x, float[16,8,3,3] w, float[16] s, float[16] b, float[16] m, float[16] v)
+            => (float[1,16,7,7] y) { c = Conv(x, w) y = BatchNormalization(c, s, b, m, v) }""",
+        {"w": noise(16, 8, 3, 3), "s": noise(16), "b": b, "m": m, "v": v},
     )
     result, report = apply(Simplify(), source)
     assert ops(result) == ["Conv"]

@@ -380,14 +380,7 @@ def test_shares_of_latency_name_their_source() -> None:
     assert words in flat(printed(result(latency_shares=shares)))
 
 
-PROFILES = [
-    pytest.param({"x"}, {}, ("1x3x8x6", "2x3x8x8", "4x3x8x10"), id="the user's, unchanged"),
-    pytest.param(set(), {}, ("1x3x8x6", "2x3x8x8", "8x3x8x20"), id="a batch from 1, room above samples"),
-    pytest.param(set(), {"x": (1, 3, 8, 2)}, ("1x3x8x2", "2x3x8x8", "8x3x8x20"), id="the model's own"),
-]
-
-
-@pytest.mark.parametrize(("profiled", "least", "shapes"), PROFILES)
+@values
 def test_the_profile_of_the_command(
     profiled: set[str], least: dict[str, tuple[int, ...]], shapes: tuple[str, str, str]
 ) -> None:

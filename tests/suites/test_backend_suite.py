@@ -119,11 +119,11 @@ def test_a_part_of_the_cases_is_not_taken_for_all() -> None:
 
 def test_the_pool_survives_a_crash_and_a_hang() -> None:
     """Native code that ends its process costs one item, not the run."""
-    found = dict(over([0, 1, 2, 3], misbehave, children=2, timeout_s=15.0))
-    assert found[0] == 0
-    assert found[3] == 3
-    assert found[1] == Crash("SIGSEGV")
-    assert found[2] == Crash("timeout")
+    for limit in (5.0, 60.0):  # children start in 2 s, but for a busy machine
+        found = dict(over([0, 1, 2, 3], misbehave, children=2, timeout_s=limit))
+        if Crash("timeout") not in (found[0], found[1], found[3]):
+            break
+    assert found == {0: 0, 1: Crash("SIGSEGV"), 2: Crash("timeout"), 3: 3}
 
 
 def misbehave(item: int) -> int:
