@@ -63,6 +63,16 @@ def test_an_island_adds_nothing_and_its_border_is_reported() -> None:
     assert ("x", "Input") not in found
 
 
+def test_a_tensor_that_another_rank_replaces_is_no_counterpart() -> None:
+    text = "g (float[4,8] x) => (float[1,8] y) <int64[1] first = {0}> {"
+    source = graphs.graph(
+        f"{text} m = ReduceMax<axes = [0], keepdims = 0>(x) u = Unsqueeze(m, first) y = Tanh(u) }}"
+    )
+    merged = graphs.graph(f"{text} m = ReduceMax<axes = [0], keepdims = 1>(x) y = Tanh(m) }}")
+    found = rows(diverge(source, lowered(merged), [graphs.random_feeds(source)], "fp32"))
+    assert ("m", "ReduceMax") not in found and found["y", "Tanh"].total < 1e-3
+
+
 NORM = """
     g (float[2,8] x) => (float[2,8] y) <float k = {300.0}, int64[1] last = {1}> {
         s = Mul(x, k) q = Mul(s, s) m = ReduceMean<axes = [1]>(q) d = Sqrt(m) y = Div(s, d) }"""

@@ -21,6 +21,7 @@ from rewriter.ir.graph.node_list import BLOCK, NodeList
 from rewriter.ir.graph.ops import SUMS
 from rewriter.ir.model import Array, Model, replace_items
 from rewriter.ir.model.graphs import import_opsets, rename_reads
+from rewriter.ir.model.tensors import TensorFacts
 from rewriter.ir.plan import logical_name, node_key
 from rewriter.runtime.emulation import Accumulation, emulation, import_float64, reference
 from rewriter.runtime.engines.onnxruntime import Session
@@ -67,9 +68,10 @@ class SideBySide:
         original: Model,
         emulated: Model,
         exponents: Mapping[str, int] = UNSCALED,
+        made: Mapping[str, TensorFacts] | None = None,  # facts of tensors of the other model
     ) -> None:
         self.original, self.emulated = original, emulated
-        self.facts = original.facts().main
+        self.facts, self.made = original.facts().main, made or {}
         self.nodes: list[NodeProto] = []
         self.emit = NodeList(map(f"{DISTANCE}{{}}".format, itertools.count()), original.opset, self.nodes)
         self.zero = self.emit.constant(0.0, np.float32)
@@ -132,13 +134,14 @@ class SideBySide:
                 self._compare(match, name, errs, op="Cast" if source and self._match(source) else "")
 
     def _match(self, name: str) -> str:
-        """The original's name of an emulated tensor; "" if it has none, or rounds the tensor on purpose."""
+        """The original's name of an emulated tensor; "" if it has none, or rounds or reshapes the tensor."""
         if name in self.narrowed or self._dtype(name) in LOWER:
             return ""
-        if name in self.known:
-            return name
-        base = logical_name(name)
-        return base if base in self.known else ""
+        base = name if name in self.known else logical_name(name)
+        ranks = {
+            len(f[n].shape or ()) for f, n in ((self.facts, base), (self.made, name)) if n in f and f[n].shape
+        }
+        return base if base in self.known and len(ranks) < 2 else ""
 
     def _reference(self, name: str) -> str:
         return name if self.known.get(name) == -1 or not name else REFERENCE + name
@@ -237,6 +240,7 @@ def diverge(
         reference(import_float64(original)),
         emulation(fixed, accumulation, tf32=True, backwards=backwards),
         exponents,
+        fixed.facts().main,
     )
     if not pair.rows:
         return ()  # ONNX Runtime refuses a model without outputs
