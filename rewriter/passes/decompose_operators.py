@@ -29,6 +29,7 @@ class DecomposeOperators(ModelPass):
     Attention is written out where it caps its scores, has past keys, several outputs, a causal mask beside
     another, or sizes without a kernel. A Resize with antialias or half_pixel_symmetric, of constant size, is
     a product by a constant matrix along each axis. A Softmax or an ArgMax of a vector gets a second axis.
+    A Col2Im (torch's fold) of constant sizes is a ConvTranspose that puts every entry at its place.
 
     Declines:
         - ONNX's Attention, of heads of unknown number or width, with a window, or with lengths of a cache
@@ -37,6 +38,7 @@ class DecomposeOperators(ModelPass):
         - the mean and deviation of a norm; batches that are transposed
         - a Resize of computed sizes, of other axes than the last two, or that keeps the ratio
         - a DFT of unknown length or more than 2048 points, and a one-sided one of complex numbers
+        - a Col2Im of computed sizes or unknown channels, or of other than two axes
     """
 
     requires = Requires(opset=17)
@@ -138,6 +140,8 @@ def _definition(node: NodeProto) -> _Definition | None:
     if is_op(node, "Resize"):
         symmetric = attribute(node, "coordinate_transformation_mode") == "half_pixel_symmetric"
         return _resize if symmetric or attribute(node, "antialias", 0) else None
+    if is_op(node, "Col2Im"):
+        return _col2im
     if is_op(node, *OF_TWO_AXES):
         return _of_one_axis
     return DEFINITIONS.get(node.op_type) if node.domain == "com.microsoft" else None
@@ -255,6 +259,26 @@ def _dft(call: _Call) -> str | Refusal:
     rows = f"Reshape(Transpose<perm = {perm}>({call[0]}), {[*zeros, len(parts)]})"
     product = f"Reshape(MatMul({rows}, {weight}), {[*zeros, len(frequencies), len(sides)]})"
     return f"y0 = Transpose<perm = {back}>({product})"
+
+
+def _col2im(call: _Call) -> str | Refusal:
+    """A ConvTranspose of [batch x channels, entries, blocks...], with a filter for each entry of a block."""
+    graph, node = call.graph, call.node
+    image, block = (graph.constant(name) for name in node.input[1:3])
+    channels = (*(graph.shape(node.input[0]) or ()), 0, 0)[1]
+    if image is None or block is None or len(block) != 2 or not isinstance(channels, int) or not channels:
+        return call.refusal("its sizes or channels are not constant, or it has other than two axes")
+    strides, dilations = ([*map(int, call.get(name, [1, 1]))] for name in ("strides", "dilations"))
+    pads, entries = [*map(int, call.get("pads", [0] * 4))], int(np.prod(block))
+    free = [int(image[n] + pads[n] + pads[n + 2] - dilations[n] * (block[n] - 1) - 1) for n in range(2)]
+    blocks = [room // stride + 1 for room, stride in zip(free, strides, strict=True)]
+    rest = [room % stride for room, stride in zip(free, strides, strict=True)]
+    filters = np.eye(entries).reshape(entries, 1, *block)
+    weight = call.named(graph.add_constant(f"{node.output[0]}/places", filters, node.input[0]))
+    fields = f"strides = {strides}, dilations = {dilations}, pads = {pads}, output_padding = {rest}"
+    columns = f"Reshape({call[0]}, {[-1, entries, *blocks]})"
+    sizes = [-1, channels // entries, *map(int, image)]
+    return f"y0 = Reshape(ConvTranspose<{fields}>({columns}, {weight}), {sizes})"
 
 
 def _resize(call: _Call) -> str | Refusal:
