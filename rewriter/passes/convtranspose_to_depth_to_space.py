@@ -55,10 +55,9 @@ class ConvtransposeToDepthToSpace(WeightPass):
     exactness = Exactness(1e-5, "ONNX Runtime orders the same sums differently")
     example = """
          g (float[N,2,2,3] x) => (float[N,1,4,6] y)
-        -<float[2,1,2,2] w = {1.0, 2.0, 3.0, 4.0, 0.1, 0.2, 0.3, 0.4}, float[1] bias = {0.5}> {
+        -<float[2,1,2,2] w, float[1] bias> {
         -    y = ConvTranspose<kernel_shape = [2, 2], strides = [2, 2]>(x, w, bias)
-        +<float[4,2,1,1] weight = {1.0, 0.1, 2.0, 0.2, 3.0, 0.3, 4.0, 0.4},
-        + float[4] biases = {0.5, 0.5, 0.5, 0.5}> {
+        +<float[4,2,1,1] weight, float[4] biases> {
         +    channels = Conv<kernel_shape = [1, 1], pads = [0, 0, 0, 0]>(x, weight, biases)
         +    y = DepthToSpace<blocksize = 2, mode = "CRD">(channels)
          }"""

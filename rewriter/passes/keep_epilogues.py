@@ -43,9 +43,8 @@ class KeepEpilogues(GraphPass):
     requires = Requires(opset=13)  # from there on Unsqueeze takes its axes as an input
     example = """
          g (float[2,4] x, float[2,3] r) => (float[2,3] y)
-         <float[4,3] w = {1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 1.0, 2.0, 3.0},
-        - float[3] scale = {1.0, 2.0, 3.0}> {
-        + float[3] scale = {1.0, 2.0, 3.0}, int64[1] axis = {0}> {
+        -<float[4,3] w, float[3] scale> {
+        +<float[4,3] w, float[3] scale, int64[1] axis = {0}> {
              m = MatMul(x, w)
              s = Add(m, r)
         -    y = LayerNormalization<axis = -1>(s, scale)

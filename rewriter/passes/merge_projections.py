@@ -59,11 +59,10 @@ class MergeProjections(WeightPass):
     exactness = Exactness(1e-5, "ONNX Runtime may order sums differently: 6.5e-7 measured on a UNet")
     example = """
          g (float[1,3,2] x) => (float[1,3,2,1] q, float[1,3,1,1] k)
-        -<float[2,2] wq = {1.0, 2.0, 3.0, 4.0}, float[2,1] wk = {0.5, 0.25}, float[2] bias = {0.1, 0.2},
-        - int64[4] two = {1, 3, 2, 1}, int64[4] one = {1, 3, 1, 1}> {
+        -<float[2,2] wq, float[2,1] wk, float[2] bias, int64[4] two = {1, 3, 2, 1},
+        - int64[4] one = {1, 3, 1, 1}> {
         -    product = MatMul(x, wq)
-        +<float[2,3] weight = {1.0, 2.0, 0.5, 3.0, 4.0, 0.25}, float[3] bias = {0.1, 0.2, 0.0},
-        + int64[4] all = {1, 3, 3, 1}, int64[2] heads = {2, 1}> {
+        +<float[2,3] weight, float[3] bias, int64[4] all = {1, 3, 3, 1}, int64[2] heads = {2, 1}> {
         +    product = MatMul(x, weight)
              biased = Add(product, bias)
         -    q = Reshape(biased, two)

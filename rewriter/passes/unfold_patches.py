@@ -59,13 +59,12 @@ class UnfoldPatches(WeightPass):
     exactness = Exactness(1e-5, "ONNX Runtime orders the sums differently: 7.2e-7 measured on a SegFormer")
     example = """
          g (float[N,1,4,4] x) => (float[N,4,2] y)
-        -<float[2,1,2,2] w = {1.0, 2.0, 3.0, 4.0, 0.1, 0.2, 0.3, 0.4}, float[2] bias = {0.5, 0.25},
-        - int64[3] flat = {0, 2, 4}> {
+        -<float[2,1,2,2] w, float[2] bias, int64[3] flat = {0, 2, 4}> {
         -    c = Conv<kernel_shape = [2, 2], strides = [2, 2]>(x, w, bias)
         -    f = Reshape(c, flat)
         -    y = Transpose<perm = [0, 2, 1]>(f)
-        +<float[4,2] weight = {1.0, 0.1, 2.0, 0.2, 3.0, 0.3, 4.0, 0.4}, float[2] bias = {0.5, 0.25},
-        + int64[6] windows = {0, 1, 2, 2, 2, 2}, int64[3] rows = {0, 4, 4}> {
+        +<float[4,2] weight, float[2] bias, int64[6] windows = {0, 1, 2, 2, 2, 2},
+        + int64[3] rows = {0, 4, 4}> {
         +    split = Reshape(x, windows)
         +    moved = Transpose<perm = [0, 2, 4, 1, 3, 5]>(split)
         +    patches = Reshape(moved, rows)

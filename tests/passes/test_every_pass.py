@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_text
 import pytest
-from graphs import apply, graph, model, random_feeds, run, same_results
+from graphs import apply, graph, random_feeds, run, same_results
 from onnx import helper
 from onnx.defs import OpSchema
-from onnx_text import sides
 from paths import MODELS
 from written_norms import units
 
@@ -137,9 +137,15 @@ VARIANTS = [
 ]
 
 
+def _sides(kind: type[Pass]) -> tuple[Model, Model]:
+    """The example of a pass before and after it."""
+    before, after = (load(onnx_text.parse(text)) for text in onnx_text.sides(kind.example))
+    return before, after
+
+
 @every_pass
 def test_the_example_becomes_what_it_shows(kind: type[Pass]) -> None:
-    source, wanted = map(model, sides(kind.example))
+    source, wanted = _sides(kind)
     step = kind(**kind.example_options)
     result, report = apply(step, source, _context(wanted.opset))
     assert report.changes, "it changes nothing in its own example"
@@ -158,7 +164,7 @@ def _weights(source: Model) -> set[str]:
 def test_weights_stay_outside_the_proto(kind: type[Pass], monkeypatch: pytest.MonkeyPatch) -> None:
     """None is copied that stays as it is, and none can be written to."""
     monkeypatch.setattr("rewriter.ir.model.model.DETACH_BYTES", 0)
-    before, after = map(model, sides(kind.example))
+    before, after = _sides(kind)
     for tensor in before.proto.graph.initializer:
         tensor.CopyFrom(before.detached_tensor(tensor.name, before.array(tensor)))
     given = dict(before.weights)
@@ -175,7 +181,7 @@ def test_weights_stay_outside_the_proto(kind: type[Pass], monkeypatch: pytest.Mo
 def test_the_example_keeps_the_contract(
     kind: type[Pass], variant: Callable[[onnx.ModelProto], onnx.ModelProto]
 ) -> None:
-    before, after = map(model, sides(kind.example))
+    before, after = _sides(kind)
     source = load(variant(before.whole()))
     feeds = random_feeds(source)
     step = kind(**kind.example_options)
@@ -277,7 +283,7 @@ def test_a_pass_that_ignores_an_optional_input_is_caught() -> None:
 
 @every_pass
 def test_no_optional_input_or_attribute_is_ignored(kind: type[Pass]) -> None:
-    before, after = map(model, sides(kind.example))
+    before, after = _sides(kind)
     step = kind(**kind.example_options)
     for what, source in _disguised(before):
         feeds = random_feeds(source)
