@@ -248,7 +248,11 @@ def check_extra(option: str, path: Path | None, inputs: Iterable[Any], endings: 
         raise OutputError("its folder does not exist", hint="make it first", **subject)
     if not os.access(path.parent, os.W_OK):
         raise OutputError("its folder cannot be written", hint="name another folder", **subject)
-    if path.is_dir():
+    try:
+        folder = path.is_dir()
+    except OSError as error:  # its name is too long, or its link leads back to itself
+        raise OutputError(str(error.strerror), hint="name another file", **subject) from error
+    if folder:
         raise OutputError("it is a folder", hint="name a file in it", **subject)
     named = [Path(other) for other in inputs if isinstance(other, (str, os.PathLike))]
     models = [other for other in named if other.suffix == ".onnx"] if path.is_file() else []

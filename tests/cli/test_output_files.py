@@ -224,6 +224,15 @@ class TestInputs:
         assert (outcome.exit_code, "it would overwrite" in outcome.output) == (2, True), outcome.output
         assert (folder / name).read_bytes() == before
 
+    @pytest.mark.skipif(sys.platform == "win32", reason="its paths are shorter")
+    def test_names_as_long_as_they_may_be(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(folder)
+        report = Path("y" * 250 + ".json")
+        assert invoke("scan", "m.onnx", "--json", report).exit_code == 0
+        assert json.loads(report.read_text())
+        outcome = invoke("scan", "m.onnx", "--json", Path("y" * 300))
+        assert (outcome.exit_code, "File name too long" in outcome.output) == (2, True)
+
     def test_so_is_the_configuration_in_force(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         config = folder / "rewriter.toml"
         config.write_text("opset = 17\n")

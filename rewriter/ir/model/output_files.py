@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from typing import IO
@@ -72,6 +73,9 @@ def overwrites(output: Path, other: Path) -> bool:
     return output.samefile(other)
 
 
+LONG = 200  # bytes of a name, of 255 that are allowed, which the name of a temporary file does not repeat
+
+
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """Yields a temporary file beside `target`, which replaces it if the block succeeds.
@@ -79,7 +83,9 @@ def replacing(target: Path) -> Iterator[Path]:
     The new file has the permissions of the old one, and its owner where the system allows that. Temporary
     files for `target` that a killed run left are removed.
     """
-    names = (target.with_name(f".{target.name}.{secrets.token_hex(4)}.rewriter") for _ in count())
+    name = os.fsencode(target.name)
+    short = target.name if len(name) < LONG else sha256(name).hexdigest()
+    names = (target.with_name(f".{short}.{secrets.token_hex(4)}.rewriter") for _ in count())
     with reserved(names) as temporary:
         try:
             yield temporary
@@ -87,7 +93,7 @@ def replacing(target: Path) -> Iterator[Path]:
             temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
-    for left in files_matching(target.parent, re.escape(f".{target.name}.") + r"[0-9a-f]{8}\.rewriter"):
+    for left in files_matching(target.parent, re.escape(f".{short}.") + r"[0-9a-f]{8}\.rewriter"):
         with suppress(OSError), abandoned(left) as free:
             if free:
                 left.unlink()
