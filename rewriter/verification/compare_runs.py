@@ -79,9 +79,9 @@ class RunComparison:
 class Standard:
     """How close outputs have to be to the original's: to the user's tolerance, or to the precision's.
 
-    `kinds` has outputs of the original that are probabilities, none if the user chose the measure. With
-    `as_sets` the rows of the outputs, on these axes, may be in another order. `asked`: the tolerance is the
-    user's own.
+    `kinds` has outputs of the original that are probabilities, or rounded numbers: only these if the user
+    chose the measure. With `as_sets` the rows of the outputs, on these axes, may be in another order.
+    `asked`: the tolerance is the user's own.
     """
 
     tolerance: Tolerance
@@ -98,7 +98,9 @@ class Standard:
         Args:
             fair: False if the user named the metric.
         """
-        kinds = probabilities(original) if fair and asked is None else {}
+        kinds = probabilities(original)
+        if not fair or asked is not None:
+            kinds = {name: kind for name, kind in kinds.items() if kind.rounded}
         return cls(asked or default, kinds, selected_axes(original), asked is not None)
 
 

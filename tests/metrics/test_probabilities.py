@@ -60,6 +60,7 @@ def test_boxes_and_scores_in_one_tensor_are_partly_probabilities(scores: str) ->
         pytest.param("a = Mul(x, k) b = Round(a) y = Cast<to = 6>(b)", True, id="samples of sound"),
         pytest.param("a = Sigmoid(x) y = QuantizeLinear(a, k)", True, id="quantised"),
         pytest.param("a = Cast<to = 7>(x) s = Cast<to = 7>(k) y = Concat<axis = 0>(a, s)", True, id="joined"),
+        pytest.param("a = Cast<to = 7>(x) s = Shape(x) y = Tile(a, s)", True, id="repeated"),
         pytest.param("y = ArgMax(x)", False, id="classes"),
         pytest.param(
             "a = ArgMax(x) b = Cast<to = 1>(a) c = Div(b, k) y = Cast<to = 7>(c)", False, id="places"

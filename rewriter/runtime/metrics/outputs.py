@@ -25,11 +25,6 @@ from rewriter.runtime.metrics.tolerances import USABLE
 ROUNDING_NOISE = "rounding noise"
 """Note of a part whose error is FP16's smallest step, or FP32's rounding of the output's largest value."""
 
-LABELS = 32
-ROUNDED_LEVELS = 2
-"""An output of bytes with more values than `LABELS`, all within so many levels of the original's, is an
-image: FP16, and TF32, truncate the few percent of its values that are near a whole number to another one."""
-
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 
 
@@ -223,7 +218,7 @@ def _parts(
 ) -> Iterator[OutputComparison]:
     """The parts of an output in one sample, each as an output of its own."""
     if not is_float(pair.expected):
-        yield from () if _rounds_levels(pair) else _slices(whole, pair, kind is not None and kind.rounded)
+        yield from _slices(whole, pair, kind is not None and kind.rounded)
         return
     if kind is not None and (kind.raw or kind.logarithms or not math.isfinite(whole.tolerance)):
         kind = None
@@ -268,7 +263,7 @@ def _slices(whole: OutputComparison, pair: Pair, rounded: bool) -> Iterator[Outp
     for axis in range(pair.expected.ndim):
         worst, share = flipped(axis, pair.expected, pair.actual, rounded) if pair.same_shape else (0, 1.0)
         name, limit = f"{whole.name} (slices of axis {axis})", max(whole.tolerance, USABLE)
-        note = f"slice {worst}: share of its entries that are not 0"
+        note = f"slice {worst}: {'error' if rounded else 'share of its entries that are not 0'}"
         yield replace(whole, name=name, relative_l2=share, tolerance=limit, note=note, of=whole.name)
 
 
@@ -280,7 +275,7 @@ def _compared(
         note = f"shape {actual.shape}, expected {expected.shape}"
     elif is_float(expected):
         note = "; ".join(filter(None, (note, degenerate(expected))))
-    elif not _rounds_levels(pair) and not (rounded and pair.relative_l2 < _share(pair)):
+    elif not (rounded and pair.relative_l2 < _share(pair)):
         share = _share(pair)
         unit = "share of differing elements"
         note = "; ".join(filter(None, (note, unit)))
@@ -293,12 +288,6 @@ def _compared(
 
 def _share(pair: Pair) -> float:
     return float(np.mean(pair.expected != pair.actual)) if pair.expected.size else 0.0
-
-
-def _rounds_levels(pair: Pair) -> bool:
-    """True for an image of bytes that differs by the rounding of its levels; labels differ by any number."""
-    levels = pair.expected.dtype == np.uint8 and np.count_nonzero(np.bincount(pair.expected.ravel())) > LABELS
-    return bool(levels and pair.max_abs <= ROUNDED_LEVELS)
 
 
 def worst_of_samples(rounds: Sequence[Sequence[OutputComparison]]) -> tuple[OutputComparison, ...]:

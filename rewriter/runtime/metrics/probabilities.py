@@ -78,6 +78,9 @@ FIRST_PLAIN_AXIS = 13
 PLAIN = RESHAPES | {"Cast", "Slice", "Gather", "Concat", "Split", "Transpose"}
 """Operators between a Softmax or Sigmoid and an output that leave each probability as it is."""
 
+COPIES = {"Tile", "Expand", "Pad"}
+"""Operators that repeat, or surround with one number, the whole numbers that floats were rounded to."""
+
 ROUNDED = {"Round", "Floor", "Ceil", "Add", "Sub", "Mul", "Div", "Neg", "Abs", "Relu", "Clip", "Min", "Max"}
 """Operators around the Cast that makes whole numbers of floats."""
 
@@ -183,7 +186,7 @@ def _is_rounded(
         if name in seen or name in constants or is_op(node, "Constant", "Shape", "Size"):
             continue
         seen.add(name)
-        if is_op(node, *PLAIN, *ROUNDED):
+        if is_op(node, *PLAIN, *ROUNDED, *COPIES):
             stack.extend(node.input if node.op_type in {"Concat", *ROUNDED} else node.input[:1])
         elif (
             name
