@@ -40,9 +40,8 @@ class UnfoldPatches(WeightPass):
 
     Options:
         images: Most images of one pixel, in the first sample, whose Convs become products; 0 for any.
-        channels: Most input channels of a Conv that is unfolded; 0 for any number.
         depth: Least depth of sums (input channels times elements of the window) that are unfolded whatever
-            their channels; 0 for none. The preset `accurate` has 1024: from there the error is 8.8e-4.
+            their channels; 0: none, 1: all. The preset `accurate` has 1024: from there the error is 8.8e-4.
 
     Declines:
         - sizes that are unknown, or that the windows do not divide: Conv drops the remainder
@@ -52,7 +51,6 @@ class UnfoldPatches(WeightPass):
     """
 
     images: int = 1
-    channels: int = IMAGE_CHANNELS
     depth: int = 0
 
     requires = Requires(opset=7)  # from there on Add broadcasts a row
@@ -90,9 +88,8 @@ class UnfoldPatches(WeightPass):
     def _accepts(self, windows: Windows) -> bool:
         elements = math.prod(windows.kernel)
         deep = bool(self.depth) and windows.channels * elements >= self.depth
-        chosen = deep or not self.channels or windows.channels <= self.channels
         patches = windows.kernel == windows.strides and elements > 1
-        return _of_one_pixel(windows) or (patches and chosen)
+        return _of_one_pixel(windows) or (patches and (deep or windows.channels <= IMAGE_CHANNELS))
 
 
 def _of_one_pixel(windows: Windows) -> bool:

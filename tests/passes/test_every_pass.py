@@ -325,7 +325,7 @@ def test_every_case_keeps_its_results_after_each_pass(path: Path) -> None:
 FOUND = {
     "fold-strides": "resnet=1 mobilenet_v2=0 rtdetr=0 vit=0 nafnet=0 convnext=0",
     "unfold-patches": "vit=1 vit_massive=1 swin=1 convnext=1 nafnet=5 resnet=0 mobilenet_v2=0",
-    "unfold-patches{channels=0}": "vit=1 vit_massive=1 swin=1 convnext=4 nafnet=7 resnet=0 mobilenet_v2=0",
+    "unfold-patches{depth=1}": "vit=1 vit_massive=1 swin=1 convnext=4 nafnet=7 resnet=0 mobilenet_v2=0",
     "upgrade-opset,simplify,merge-projections": "vit=12 bert=2 swin=4 t5_encoder=2 llama_block=4",
     "upgrade-opset,fuse-layer-norm": "vit=25 vit_massive=25 bert=5 convnext=10 swin=11 rtdetr=9",
 }

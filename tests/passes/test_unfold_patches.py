@@ -48,7 +48,7 @@ def convs(draw: st.DrawFn) -> tuple[Model, bool]:
 @given(convs())
 def test_any_conv_of_patches_keeps_its_results(drawn: tuple[Model, bool]) -> None:
     before, divides = drawn
-    after, report = apply(UnfoldPatches(channels=0), before)
+    after, report = apply(UnfoldPatches(depth=1), before)
     if not divides:
         assert after is before
         assert ["leave a remainder" in refusal.reason for refusal in report.refusals] == [True]
@@ -64,7 +64,7 @@ PATCHES = {"vit": 1, "vit_massive": 1, "swin": 1, "convnext": 4, "nafnet": 7, "r
 
 def _pipeline() -> str:
     """The default one, with all patches."""
-    return PRESETS[DEFAULT_PRESET].pipeline.replace("unfold-patches", "unfold-patches{channels=0}")
+    return PRESETS[DEFAULT_PRESET].pipeline.replace("unfold-patches", "unfold-patches{depth=1}")
 
 
 @pytest.mark.parametrize("name", some("convnext", "vit", "swin", "nafnet"))
