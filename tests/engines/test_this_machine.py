@@ -245,7 +245,7 @@ class Timings:
         return SimpleNamespace(serialize=lambda: self.cache + b" and more")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(nvidia_driver, "gpu", lambda: Gpu("NVIDIA L4", (8, 9), (13, 0)))
@@ -313,6 +313,7 @@ def holder() -> Iterator[Any]:
         process.kill()
 
 
+@pytest.mark.usefixtures("folder")
 def test_a_second_process_waits_for_the_first() -> None:
     with holder() as second:
         with gpu_turn():
@@ -322,6 +323,7 @@ def test_a_second_process_waits_for_the_first() -> None:
         assert second.stdout.read() == "mine\n"
 
 
+@pytest.mark.usefixtures("folder")
 def test_a_turn_is_waited_for_a_while_and_a_killed_process_gives_it_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
