@@ -1,5 +1,7 @@
 """Every way in which a script can call ONNX Runtime is seen, and can be answered by something else."""
 
+import importlib
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -13,7 +15,7 @@ from graphs import graph
 from onnx import TensorProto
 
 from rewriter.ir.model import save
-from rewriter.runtime.recording.interception import hooked, model_of, run_script
+from rewriter.runtime.recording.interception import METHODS, SESSIONS, hooked, model_of, run_script
 
 ONE = np.ones((1, 2), np.float32)
 
@@ -95,6 +97,15 @@ def test_each_call_is_seen_and_may_be_answered(call: Callable[[Any], Any], facto
     assert hook.ended
 
 
+def test_arguments_have_the_names_of_the_originals() -> None:
+    """A script may name each of them."""
+    module = importlib.import_module(SESSIONS)
+    for (owner, name), method in METHODS.items():
+        taken = inspect.signature(vars(getattr(module, owner))[name]).parameters.values()
+        named = {one.name: None for one in taken if one.name != "self" and one.kind is not one.VAR_KEYWORD}
+        inspect.signature(method).bind("hook", "original", "object", **named)
+
+
 def test_a_session_that_exists_is_seen_inside_the_block_alone(path: Path) -> None:
     session, hook = ort.InferenceSession(path, providers=["CPUExecutionProvider"]), Doubling()
     before = by_run(session)
@@ -120,6 +131,8 @@ class Ten:
 """
 
 SCRIPT = """
+import importlib
+import inspect
 import sys
 import numpy as np
 from onnxruntime import InferenceSession

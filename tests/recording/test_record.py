@@ -92,7 +92,9 @@ def test_python_code_records_itself(command: list[str], tmp_path: Path) -> None:
     }
     with rewriter.record(tmp_path / "samples"):
         for _ in range(3):
-            _, x["mean"], x["fast"] = session.run(None, x)
+            _, x["mean"], x["fast"] = session.run(None, x | {"x": x["x"].tolist()})
+    (first, *_) = read_raw_samples(tmp_path / "samples" / "model")
+    assert first.read()["x"].tolist() == x["x"].tolist()
     assert len(links_of(Recording.read(tmp_path / "samples"))) == 2
     with pytest.raises(UsageError, match="no model was called"), rewriter.record(tmp_path / "none"):
         pass

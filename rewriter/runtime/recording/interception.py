@@ -246,17 +246,22 @@ def _run_async(
 
 
 def _run_with_ort_values(
-    hook: Hook, original: Any, session: Any, output_names: Any, values: Any, run_options: Any = None
+    hook: Hook,
+    original: Any,
+    session: Any,
+    output_names: Any,
+    input_dict_ort_values: Any,
+    run_options: Any = None,
 ) -> Any:
     ran: list[Any] = []
     arrays: list[Array] = []
 
     def run() -> list[Array]:
-        ran[:] = original(output_names, values, run_options)
+        ran[:] = original(output_names, input_dict_ort_values, run_options)
         arrays[:] = [value.numpy() for value in ran]
         return arrays
 
-    results = hook.call(session, _names(session, output_names), _arrays(values), run)
+    results = hook.call(session, _names(session, output_names), _arrays(input_dict_ort_values), run)
     from_numpy = importlib.import_module(SESSIONS).OrtValue.ortvalue_from_numpy
     return ran if results is arrays else [from_numpy(array) for array in results]
 
@@ -341,7 +346,8 @@ METHODS: Mapping[tuple[str, str], Callable[..., Any]] = {
     ("IOBinding", "clear_binding_inputs"): _clears("inputs"),
     ("IOBinding", "clear_binding_outputs"): _clears("outputs"),
 }
-"""Functions that take the place of methods. Their first arguments: the hook, the original, the object."""
+"""Functions that take the place of methods, with the names of their arguments. Before these: the hook, the
+original, the object."""
 
 
 def _names(session: Any, names: Any) -> list[str]:

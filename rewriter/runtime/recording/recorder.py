@@ -326,7 +326,15 @@ def _recorded(file: _File, name: str) -> RecordedFile:
 
 
 def _arrays(values: Mapping[str, Any]) -> dict[str, Array]:
-    return {n: v for n, v in values.items() if isinstance(v, np.ndarray) and not v.dtype.hasobject}
+    arrays = {n: np.asarray(v) for n, v in values.items() if isinstance(v, np.ndarray) or _is_nested(v)}
+    return {name: array for name, array in arrays.items() if not array.dtype.hasobject}
+
+
+def _is_nested(value: Any) -> bool:
+    """True for lists of numbers, which ONNX Runtime takes as an array; a list of arrays is a sequence."""
+    while isinstance(value, list) and value:
+        value = value[0]
+    return isinstance(value, (int, float))
 
 
 def _sample(file: _File, number: int) -> Path:
