@@ -58,6 +58,9 @@ _CONSTANT = frozenset({"Constant", "Shape", "Size", "SequenceLength", "OptionalH
 _WITH_UNIT = frozenset("Add Sub Mul Div Pow And Or Concat".split())
 """onnxsim removes them where a constant has no effect. At 50,000 nodes it needs half of its time for that."""
 
+_OPTIONAL = frozenset({"MaxPool", "Dropout", "LayerNormalization", "Attention"})
+"""Operators all of whose outputs but the first are optional."""
+
 _KEPT_COMPUTED = QUANTISING | {"DynamicQuantizeLinear"}
 """TensorRT runs on their constants. onnxsim keeps these nodes, so it does not need the data."""
 
@@ -72,8 +75,9 @@ class Simplify(ModelPass):
     float32) of computed tensors stay. In a model that is mixed already, an Add of zeros stays, too: TensorRT
     may sum the product before it in FP32 because of it.
 
-    Removed, too, are Expands to the target of the Reshape before them (TensorFlow's BroadcastTo) and Wheres
-    with a constant condition (JAX). Weights that a BatchNormalization standardises become constants.
+    Removed, too, are Expands to the target of the Reshape before them (TensorFlow's BroadcastTo), Wheres with
+    a constant condition (JAX), and optional outputs that nothing reads. Weights that a BatchNormalization
+    standardises become constants.
 
     Declines:
         - an install without onnxsim, such as the light one
@@ -95,7 +99,7 @@ class Simplify(ModelPass):
 
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
         first = _operators(model)
-        changed = _drop_idle(model, self.name)
+        changed = _drop_unread(model) | _drop_idle(model, self.name)
         for _ in range(MOST_ROUNDS):
             before = _operators(model, inner=True)
             outcome = _round(model, self.name)
@@ -107,6 +111,20 @@ class Simplify(ModelPass):
                 break
         if changed:
             yield Change("model", _summary(first, _operators(model)))
+
+
+def _drop_unread(model: Model) -> bool:
+    """Removes optional outputs that nothing reads: TensorRT's parser refuses a MaxPool with indices."""
+    changed = False
+    for graph in walk_graphs(model.proto.graph):
+        read = {value.name for value in graph.output}.union(*map(reads, graph.node))
+        for node in graph.node:
+            while node.op_type in _OPTIONAL and len(node.output) > 1 and node.output[-1] not in read:
+                del node.output[-1]
+                changed = True
+    if changed:
+        model.mark_edited()
+    return changed
 
 
 def _drop_idle(model: Model, tag: str) -> bool:

@@ -50,6 +50,8 @@ class Condition:
             return "" if value is None or not self._of_value(value) else f"{self.attribute}={shown}"
         ports = [*((node.input, i) for i in self.inputs), *((node.output, i) for i in self.outputs)]
         names = [ends[i] for ends, i in ports if i < len(ends)] if ports else [*node.input, *node.output]
+        if self.outputs and not (self.types or self.ranks):
+            names = [name for name in names if graph.is_read(name)]
         return next(filter(None, (self._of_tensor(name, graph, low) for name in names if name)), "")
 
     def _of_value(self, value: Any) -> bool:
