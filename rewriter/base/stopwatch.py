@@ -12,6 +12,8 @@ from typing import Any
 LASTING = "search: "
 """Prefix of stages whose progress is printed line by line where no bar can be shown."""
 
+LONG_S = 10.0  # processor seconds of a stage from which its progress names them
+
 _deadline: ContextVar[float] = ContextVar("deadline", default=math.inf)
 """When the work of this block ends, by `time.monotonic`."""
 
@@ -68,9 +70,9 @@ class Stopwatch:
     reached: int = 0
 
     @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        """Adds the time of the block to the stage."""
-        self.report(name)
+    def __call__(self, name: str, core_s: float = 0.0) -> Iterator[None]:
+        """Adds the time of the block to the stage; it may need so many seconds of a core."""
+        self.report(name, detail=f", up to {core_s:.0f} s of a core" if core_s >= LONG_S else "")
         start = time.perf_counter()
         try:
             yield

@@ -220,7 +220,10 @@ class FixOptions(DataOptions, EngineOptions):
             emulation would take minutes.
         repair: Repair a failed check. Leave out passes that broke something, then keep more nodes in FP32, at
             last all of them.
-        repair_seconds: Time limit of repairs. They end after so many seconds, with the best result so far.
+        repair_seconds: Time limit of repairs, which hand out the best result so far. It counts from the check
+            of the rules' plan, or from the search for your goal. Candidates end within 10 % of it, in the
+            middle of a run if they have to. It also limits the emulation of plain FP16. The first steps, the
+            build of the result and its writing are not limited.
         strict: Write nothing unless proven. By an engine or its emulation. Random, constant or repeated
             samples prove nothing. Neither does a result that is all FP32.
         timeout: For each build and run. In seconds.

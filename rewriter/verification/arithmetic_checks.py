@@ -356,6 +356,15 @@ def fp32_products(fixed: Model) -> bool:
     )
 
 
+def beyond_tf32(check: Check, rounds: Callable[[], Rounds]) -> bool:
+    """True if an output fails by more than TF32 does to the original, by `rounds`: squared errors add up."""
+    failed = [output for output in check.outputs if not output.passed]
+    own = _by_name(rounds()) if failed else {}
+    return any(
+        o.relative_l2 > math.hypot(o.tolerance, AS_FP32 * max(own.get(o.name, [math.inf]))) for o in failed
+    )
+
+
 def without_tf32(check: Check, exact: Callable[[], Check]) -> Check:
     """Adds to a check beyond its tolerance, excused or not, the error of the same file with TF32 off.
 

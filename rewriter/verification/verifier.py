@@ -61,6 +61,7 @@ class Verifier:
         asked: True if the tolerance is the user's own: nothing excuses an error beyond it but conditioning.
         verify, build: The options. `real`: True if the samples are the user's data.
         target: The TensorRT that results are for; `plugin_types`: the operators of the user's plugins.
+        emulation_s: Processor seconds that the emulation of a result may need.
         interrupted: True after Ctrl-C in the first build: its model is the result, not completely verified.
     """
 
@@ -79,6 +80,7 @@ class Verifier:
     verify: bool = True
     build: bool = True
     real: bool = False
+    emulation_s: float = 0.0
     target: Target = field(default_factory=Target)
     plugin_types: Sequence[str] = ()
     interrupted: bool = field(default=False, init=False)
@@ -118,7 +120,7 @@ class Verifier:
     def emulated(self, fixed: Model, precision: str, sums: Accumulation) -> Check:
         """Emulates the planned types; TF32 for a model in FP32. What misses is tried without TF32, too."""
         assert self.expected is not None
-        with self.stage("comparing outputs"):
+        with self.stage("comparing outputs", self.emulation_s):
             held = self.standards[precision]
             emulate = partial(
                 arithmetic.check_emulation,
@@ -132,7 +134,9 @@ class Verifier:
             )
             engine = "its FP32 engine (TF32, emulated)"
             check = self.excused(emulate(), fixed, lambda: self.emulated_fp32, engine)
-            if not arithmetic.fp32_products(fixed):
+            if not arithmetic.fp32_products(fixed) or arithmetic.beyond_tf32(
+                check, lambda: self.emulated_fp32
+            ):
                 return check
             return arithmetic.without_tf32(check, lambda: self.beside_original(emulate(tf32=False)))
 

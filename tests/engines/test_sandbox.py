@@ -506,3 +506,11 @@ def test_four_threads_write_what_one_writes(tmp_path: Path, monkeypatch: pytest.
             for number, name in product(range(2), NAMES)
         ]
         assert [(name, run.result(timeout=300)) for name, run in runs] == [(n, one[n]) for n, _ in runs]
+
+
+def test_the_progress_of_a_long_stage_names_its_processor_seconds() -> None:
+    lines = list[str]()
+    for core_s in (3.0, 36.4):
+        with Stopwatch(lambda stage, done, total: lines.append(stage))("running it unrepaired", core_s):
+            pass
+    assert lines == ["running it unrepaired", "running it unrepaired, up to 36 s of a core"]

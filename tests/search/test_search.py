@@ -23,7 +23,7 @@ from rewriter.ir.model import Array, Model, save
 from rewriter.ir.plan import Decision, InputsOutputs, Plan
 from rewriter.jobs.search.effort import FEWER, MOST, RunCost, affordable
 from rewriter.jobs.search.goal import Budget, ErrorLimit, Found, Goal
-from rewriter.jobs.search.run import LEAST_GAIN, MOST_GAIN, _by_own_error, best_in_time, most_accurate
+from rewriter.jobs.search.run import LEAST_GAIN, MOST_GAIN, best_in_time, most_accurate
 from rewriter.jobs.search.trials import AddedNodes, Memory, Trials
 from rewriter.passes.mixed_precision import lowered
 from rewriter.runtime.emulation import Accumulation, emulation, reference
@@ -73,9 +73,9 @@ def test_at_its_deadline_a_search_hands_out_the_best_plan_so_far() -> None:
         given = {one.name: getattr(trials, one.name) for one in fields(trials) if one.init}
         return Ending(**given, last=last)
 
-    found = best_in_time(ending(3), goal)
+    found = best_in_time(ending(4), goal)
     assert found.met and {"0:a", "0:s", "0:y"} <= found.plan.fp32, "every node that adds an error"
-    assert found.emulations == 3, "the rules' plan, the ranking, and all of these nodes"
+    assert found.emulations == 4, "the rules' plan, the ranking, the first node, and all of these nodes"
     unmet = best_in_time(ending(1), goal)
     assert not unmet.met and unmet.plan == Plan("fp16") and unmet.value == unmet.before
     assert best_in_time(ending(2), budget).plan == Plan("fp16")
@@ -116,6 +116,14 @@ def test_a_search_goes_on_from_the_runs_of_an_earlier_one() -> None:
         opened.append(other.emulations - one.emulations)
     assert opened[0] == 0 and opened[1] < 0 and len(memory.ranked) == 1
     assert {key[-1] for key in memory.runs} == {4, 2}
+
+
+def test_a_slow_model_gets_the_first_plan_that_is_cheap_enough() -> None:
+    goal, trials = ErrorLimit(2e-3), begin(graphs.graph(CANCELLING), Plan("fp16"), ErrorLimit(2e-3))
+    trials.memory.emulation_s = 60.0
+    found = reachable(trials, goal)
+    assert found.met and {"0:a", "0:s"} <= found.plan.fp32
+    assert found.emulations == 4, "the rules' plan, the ranking, the first node, and all of these nodes"
 
 
 def test_what_errs_at_the_start_and_is_amplified_goes_to_fp32_alone() -> None:
@@ -320,7 +328,7 @@ def test_a_node_that_is_wrong_in_fp32_is_no_candidate() -> None:
     for gpu in ("sm_80", "sm_90"):  # the row softmax-of-relative-positions
         trials = planned_trials(source, Target.parse(f"tensorrt-rtx 1.6.1 {gpu}"))
         trials.plan = Plan("fp16")
-        assert ("0:p" in trials.ranking) == (gpu == "sm_80")
+        assert ("0:p" in trials.ranked()) == (gpu == "sm_80")
 
 
 def test_a_norm_that_reads_a_residual_sum_is_no_candidate() -> None:
@@ -350,7 +358,7 @@ def test_a_ranking_with_fp32_sums_includes_the_error_of_deep_convs() -> None:
     """Models too large for emulated FP16 sums: the depth gives the error, and nodes in FP32 add none."""
     trials = planned_trials(weighted(CONVS))
     trials.ranking_sums = "fp32"
-    ranking = trials.ranking
+    ranking = trials.ranked()
     assert ranking.index("0:a") < ranking.index("0:y"), "the deep one first, although it costs more"
     assert sum_error(768) == pytest.approx(1.05e-3, rel=0.05)
     assert sum_error(4096) == pytest.approx(2.36e-3, rel=0.05)
@@ -360,7 +368,7 @@ def test_attention_keeps_the_types_of_the_rules_plan() -> None:
     trials = planned_trials(graphs.graph(ATTENTION))
     assert trials.plan.fp32 == {"0:p"}
     assert set(trials.useful_nodes()) <= {"0:t", "0:u", "0:y"}
-    assert set(trials.all_nodes()) == set(trials.ranking) > {"0:s", "0:r", "0:z"}
+    assert set(trials.all_nodes()) == set(trials.ranked()) > {"0:s", "0:r", "0:z"}
     first = trials.useful_nodes()
     assert trials.all_nodes()[: len(first)] == first, "the others as a last resort"
 
@@ -414,7 +422,7 @@ def test_a_net_of_convs_all_in_fp32_is_a_candidate_although_parts_cost_more() ->
     trials = planned_trials(weighted(NET))
     ranked = trials.useful_nodes()
     whole = trials.latency_us(AddedNodes(ranked))
-    own = _by_own_error(trials, ranked)
+    own = trials.ranked(by_cost=False)
     parts = [trials.latency_us(AddedNodes(own[:count])) for count in range(1, len(own))]
     assert max(parts) > whole
     most_accurate(trials, Budget(whole / trials.latency_us(AddedNodes([])) - 1.0 + 1e-6))

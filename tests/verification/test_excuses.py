@@ -16,6 +16,7 @@ from rewriter.runtime.metrics.probabilities import ProbabilityError
 from rewriter.runtime.metrics.tolerances import TOLERANCES
 from rewriter.verification.arithmetic_checks import (
     as_fp32,
+    beyond_tf32,
     check_emulation,
     conditioning,
     errs_by_chance,
@@ -196,6 +197,16 @@ def test_a_file_with_tf32_off(error: float, exact: float | None, off: float | No
     assert found.tf32_off == (None if off is None else pytest.approx(off))
     assert words in found.summary
     assert found.passed is (error < 5e-3), "a recommendation is no excuse"
+
+
+@pytest.mark.parametrize(
+    ("error", "tf32", "beyond"),
+    [(6.8e-3, 1.6e-3, True), (5.1e-3, 1.6e-3, False), (6.8e-3, 4e-3, False), (math.inf, 1e-3, True)],
+)
+def test_an_error_that_tf32_cannot_explain_needs_no_run_without_it(
+    error: float, tf32: float, beyond: bool
+) -> None:
+    assert beyond_tf32(judged(error), lambda: [[output("y", tf32)]]) is beyond
 
 
 SPECTRUM = graph(

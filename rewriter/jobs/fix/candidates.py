@@ -325,14 +325,18 @@ def _wanted(attempts: Attempts, share: float, seen: tuple[int, ...]) -> ErrorLim
         return None
     at, places = _worst_sample(attempts, missed), attempts.workload.verifier.indices
     worst = tuple(dict.fromkeys((*seen, places[at])))
-    asked, closer = job.limit, share * _optimism(missed, at, places)
+    asked, closer, check = job.limit, share * _optimism(missed, at, places), missed.arithmetic
+    fp32 = 0.0 if check is None else attempts.workload.verifier.error_in_fp32(check)
     if asked is not None:  # where more is better, it has no share
         less = 1.0 if asked.measure.least else closer / TIGHTENING[0]
-        return replace(asked, tolerance=asked.tolerance * less, worst=worst)
-    check = missed.arithmetic
-    fp32 = 0.0 if check is None else attempts.workload.verifier.error_in_fp32(check)
+        return replace(
+            asked,
+            tolerance=asked.tolerance * less,
+            worst=worst,
+            fp32=fp32 if asked.metric == RELATIVE_L2 else 0.0,
+        )
     limit = max(max(limit, AS_FP32 * fp32) * closer, NO_WORSE * fp32)
-    return ErrorLimit(limit, job.metric, worst)
+    return ErrorLimit(limit, job.metric, worst, fp32)
 
 
 def _in_fp32(attempts: Attempts) -> Iterator[Candidate]:

@@ -138,7 +138,7 @@ def _with_plain(workload: Workload) -> Workload:
     low, sums, original = job.precision.precision, job.accumulation, verifier.original
     ends, standard = time.monotonic() + job.request.repair_seconds, verifier.standards[low]
     try:
-        with within(ends), workload.stage("running it unrepaired"):
+        with within(ends), workload.stage("running it unrepaired", verifier.emulation_s):
             check = check_before(original, verifier.expected, verifier.samples, low, sums, standard)
             raised = verifier.against is not None or bool(quantisers(original))
             check = verifier.excused(check) if check is not None and raised else check

@@ -109,7 +109,7 @@ def prepare(
     """Runs the original; FP16 accumulation that the user did not request may become FP32."""
     request = job.request
     fitting, indices, judged, expected = samples, list[int](), list[dict[str, Array]](), None
-    against = load_origin(request.against, original, job.metric)
+    against, start, emulation_s = load_origin(request.against, original, job.metric), processor_s(), 0.0
     if request.verify:
         with stage("running the original"):
             try:
@@ -119,6 +119,8 @@ def prepare(
                 )
                 job = replace(job, accumulation=sums)
                 fitting = samples.judged(indices, indices[0] if job.first.goal else None)
+                cost = RunCost.of(original, processor_s() - start)
+                emulation_s = cost.summed if sums == "fp16" else cost.exact
                 warnings.extend(nan_warnings(original, judged, expected.of_model))
             except ArithmeticRunError as error:
                 if isinstance(error.__cause__, NativeError) and error.__cause__.cause == "timeout":
@@ -144,6 +146,7 @@ def prepare(
         against=against,
         verify=request.verify,
         build=request.build,
+        emulation_s=emulation_s,
         target=job.precision.target,
         plugin_types=job.precision.plugin_types,
     )

@@ -32,12 +32,14 @@ class ErrorLimit(_Goal):
     Attributes:
         worst: Places of the samples with the largest errors so far. Plans are compared on no others, which
             stay unseen; (): on the samples that a search may fit a plan to.
+        fp32: The error of the network's own FP32 engine, 0.0 if it is unknown: no plan has much less.
     """
 
     option = "tolerance"
     tolerance: float
     metric: str = "relative-l2"
     worst: tuple[int, ...] = ()
+    fp32: float = 0.0
 
     def meets(self, value: float) -> bool:
         return self.measure.meets(value, self.tolerance)

@@ -6,8 +6,9 @@ that each causes (`contributions`) over its estimated cost in FP32.
 
 import math
 import time
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 
 import numpy as np
@@ -17,8 +18,8 @@ from rewriter.base.stopwatch import OutOfTimeError, within
 from rewriter.ir.model import Array, Model
 from rewriter.ir.plan import NodePatterns, Plan
 from rewriter.jobs.search.effort import MOST, Effort, RunCost, affordable
-from rewriter.jobs.search.goal import NOISE, Budget, ErrorLimit, Found, Goal
-from rewriter.jobs.search.trials import LEAST_US, AddedNodes, Memory, Trials, bisect, halfway
+from rewriter.jobs.search.goal import Budget, ErrorLimit, Found, Goal
+from rewriter.jobs.search.trials import AddedNodes, Memory, Trials
 from rewriter.passes.base import Context
 from rewriter.runtime.emulation import Accumulation, emulation, reference
 from rewriter.runtime.metrics.metrics import DETECTIONS, by_parts
@@ -37,21 +38,18 @@ LEAST_GAIN, MOST_GAIN = 0.1, 0.5
 at least the difference of emulated and measured errors, and at most a half.
 An RT-DETR with 10 % less error is not worth 20 % more latency."""
 
-ENOUGH = 8
-"""Emulations from which a bisection ends where the nodes in question cost less than two runs differ by."""
-
 NEAR_FP32 = 1.25
 """Largest limit, in units of FP32's error, at which only the ranking decides: such a network amplifies
 rounding. The start of a LeViT that met the limit on three samples had 2.8 times FP32's error on a fourth."""
 
-DOUBT = 1.25
-"""Largest ratio of two foretold errors at which the plan with the larger one is emulated, too."""
+AIM = 0.95
+"""Share of a limit that plans are foretold to reach: half of the foretold errors are too small."""
 
 SPREAD = 0.1
-"""Share of latency that the ranking's plan adds from which other rankings are tried, too."""
+"""Share of latency that the ranking's plan adds from which other orders are tried, too."""
 
-MOST_SHARE = 1e30
-"""Keeps sums of shares finite where a node adds an infinite error."""
+SLOW_GAIN = 0.05
+"""Least share of its latency that another plan of a slow model has to save before it is emulated, too."""
 
 
 def search(
@@ -139,11 +137,7 @@ def search(
 
 
 def cheapest(trials: Trials, goal: ErrorLimit) -> Found:
-    """Puts the best-ranked nodes in FP32 until a tolerance is met, by bisection.
-
-    If they cost more than `SPREAD`, the start of the graph is tried, too, and the nodes with the largest own
-    errors. Last, the end of the sequence may do without its start. Plans that are foretold to miss the
-    tolerance, or to save no latency, are not emulated.
+    """Puts nodes in FP32 until a tolerance is met, at the least latency that the foretold errors allow.
 
     Where the tolerance is out of reach, the plan comes close to all nodes in FP32: the caller judges it by
     other measures, too.
@@ -155,91 +149,115 @@ def cheapest(trials: Trials, goal: ErrorLimit) -> Found:
     ranked = trials.all_nodes() if goal.worst else []
     if goal.meets(trials.value(AddedNodes())):
         return trials.found(goal, AddedNodes())
-    ranked, close = ranked or trials.all_nodes(), goal
+    ranked = ranked or trials.all_nodes()
+    if (chosen := _foretold(trials, goal, ranked)) is not None:
+        return trials.found(goal, chosen)
     best = trials.value(AddedNodes(ranked))
-    if not (met := goal.meets(best)):
-        close = replace(goal, tolerance=best if goal.measure.least else AS_FP32 * best)
-
-    def cost(keys: Sequence[str]) -> float:
-        return trials.latency_us(AddedNodes(keys))
-
-    def value(keys: Sequence[str]) -> float:
-        return trials.value(AddedNodes(keys))
-
-    def costs_latency(keys: Sequence[str]) -> bool:
-        return cost(keys) > (1.0 + SPREAD) * cost([])
-
-    foretold = not goal.measure.least
-    chosen = _shortest(trials, close, ranked, foretold=foretold)
-    near = foretold and goal.tolerance <= NEAR_FP32 * best
-    if not near and costs_latency(chosen):  # many nodes cause the error, none much of it
-        for keys in (_in_order(trials, ranked), _by_own_error(trials, ranked)):
-            if costs_latency(chosen):
-                cheaper = _cheaper(trials, keys, chosen)
-                if cheaper and _promises(trials, cheaper, chosen) and close.meets(value(cheaper)):
-                    chosen = _shortest(trials, close, cheaper)
-        chosen = _without_start(trials, close, chosen)
-    found = trials.found(goal, AddedNodes(chosen), met=met)
-    return found if met else replace(found, value=best)
+    near = best if goal.measure.least else AS_FP32 * best
+    close = replace(goal, tolerance=near, fp32=near)
+    chosen = _foretold(trials, close, ranked) or AddedNodes(ranked)
+    return replace(trials.found(goal, chosen, met=False), value=best)
 
 
-def _without_start(trials: Trials, goal: ErrorLimit, chosen: Sequence[str]) -> Sequence[str]:
-    """The shortest end of the chosen nodes that meets the goal; all where it is foretold to save nothing."""
-    backwards = chosen[::-1]
-    fewest = bisect(len(chosen), lambda end: _promises(trials, backwards[:end], chosen))
-    costs = [trials.latency_us(AddedNodes(keys)) for keys in ((), backwards[:fewest], chosen)]
-    return _shortest(trials, goal, backwards) if costs[2] - costs[1] > NOISE / 2.0 * costs[0] else chosen
+@dataclass
+class _Sequence:
+    """Nodes in an order in which they go to FP32; errors are squared.
 
-
-def _promises(trials: Trials, keys: Sequence[str], chosen: Sequence[str]) -> bool:
-    """True if nodes in FP32 leave no much larger error than the chosen ones, by the shares of all others."""
-    if trials.metric.least:
-        return True
-    left, limit = (trials.open_share(AddedNodes(added)) for added in (keys, chosen))
-    return left <= DOUBT**2 * limit
-
-
-def _cheaper(trials: Trials, keys: Sequence[str], chosen: Sequence[str]) -> Sequence[str]:
-    """The longest start of a sequence that costs less than the chosen nodes, which needs no emulation."""
-
-    def reaches(end: int) -> bool:
-        return end == len(keys) or trials.latency_us(AddedNodes(keys[:end])) >= limit
-
-    limit = trials.latency_us(AddedNodes(chosen))
-    return keys[: bisect(len(keys), reaches) - 1]
-
-
-def _shortest(
-    trials: Trials, goal: ErrorLimit, keys: Sequence[str], *, foretold: bool = False
-) -> Sequence[str]:
-    """The shortest start of a sequence that meets the goal, which the whole does.
-
-    Args:
-        foretold: Guess how many nodes are needed from their shares of the error; squared errors add up.
+    Its first `low` nodes leave an error `before` that misses the goal, its first `high` ones leave `after`.
     """
 
-    def value(end: int) -> float:
-        return trials.value(AddedNodes(keys[:end]))
+    keys: Sequence[str]
+    before: float
+    after: float
+    low: int = 0
+    high: int = 0
+    turns: int = 0
 
-    def enough(low: int, high: int) -> bool:
-        if foretold and trials.slow:
-            return cost(high) - cost(guess(low, high)) <= NOISE * cost(0)
-        return trials.count >= ENOUGH and cost(high) - cost(low) <= NOISE / 2.0 * cost(0)
+    def next(self, trials: Trials, limit: float) -> int:
+        """The number of nodes that is foretold to leave `limit`, since squared errors add up.
 
-    def cost(end: int) -> float:
-        return trials.latency_us(AddedNodes(keys[:end]))
+        Every other one is halfway in a quick model, and all where an error is not finite, or more is better.
+        """
+        infinite = trials.metric.least or not self.after < self.before < math.inf
+        if infinite or (self.turns % 2 and not trials.slow):
+            return (self.low + self.high) // 2
+        sums = np.cumsum([min(trials.shares.get(key, 0.0), 1.0) for key in self.keys[self.low : self.high]])
+        part = (self.before - limit) / (self.before - self.after)
+        return min(self.low + 1 + int(np.searchsorted(sums, part * sums[-1])), self.high - 1)
 
-    def guess(low: int, high: int) -> int:
-        before, after = value(low) ** 2, value(high) ** 2
-        if not after < before < math.inf:
-            return halfway(low, high)
-        sums = np.cumsum([min(trials.shares.get(key, 0.0), MOST_SHARE) for key in keys[low:high]])
-        wanted = (before - goal.tolerance**2) / (before - after)
-        return min(low + 1 + int(np.searchsorted(sums, wanted * sums[-1])), high - 1)
+    def learn(self, number: int, error: float, *, met: bool) -> None:
+        self.turns += 1
+        if met:
+            self.high, self.after = number, error**2
+        else:
+            self.low, self.before = number, error**2
 
-    splits = (guess, guess, halfway) if trials.slow else (guess, halfway)
-    end = bisect(len(keys), lambda end: goal.meets(value(end)), enough, splits if foretold else (halfway,))
-    return keys[:end]
+
+def _foretold(trials: Trials, goal: ErrorLimit, ranked: Sequence[str]) -> AddedNodes | None:
+    """The cheapest plan that meets a goal, of the plans that are foretold to; few of them are emulated.
+
+    Each sequence of nodes foretells how many of them are needed, and learns from the errors of its plans. Of
+    these plans, the one with the least latency is emulated next.
+
+    Returns:
+        None if the plan with all nodes in FP32 does not meet the goal.
+    """
+    before, after = trials.value(AddedNodes()) ** 2, min(goal.fp32, AIM * goal.tolerance / 2.0) ** 2
+    orders, useful, best = [ranked], trials.useful_nodes(), None
+    if not goal.measure.least and goal.tolerance > NEAR_FP32 * goal.fp32:
+        largest = [key for key in trials.ranked(by_cost=False) if key in {*useful}]
+        orders += [largest, _in_order(trials, useful)]
+    sequences = [_Sequence(keys, before, after, high=len(keys)) for keys in orders]
+    for _ in range(MOST):
+        if (option := _least_latency(trials, goal, sequences, best)) is None:
+            break
+        sequence, number = option
+        added = AddedNodes(sequence.keys[:number])
+        met = goal.meets(error := trials.value(added))
+        sequence.learn(number, error, met=met)
+        best = added if met else best
+        if best is None:  # not as foretold: is the goal within reach?
+            best = AddedNodes(ranked)
+            if not goal.meets(least := trials.value(best)):
+                return None
+            if goal.tolerance <= NEAR_FP32 * least:
+                del sequences[1:]
+    whole = best or AddedNodes(ranked)
+    return whole if goal.meets(trials.value(whole)) else None
+
+
+def _least_latency(
+    trials: Trials, goal: ErrorLimit, sequences: Sequence[_Sequence], best: AddedNodes | None
+) -> tuple[_Sequence, int] | None:
+    """The cheapest plan that is foretold to meet a goal, and its sequence; None if `best` is as cheap.
+
+    More nodes than are foretold to be needed may cost less: they need fewer Casts, and split no kernels.
+    """
+
+    def price(option: tuple[_Sequence, int]) -> tuple[float, int]:
+        sequence, number = option
+        return trials.latency_us(AddedNodes(sequence.keys[:number])), number
+
+    options = list[tuple[_Sequence, int]]()
+    for sequence in sequences:
+        while sequence.high - sequence.low > 1:
+            number = sequence.next(trials, (AIM * goal.tolerance) ** 2)
+            if (error := trials.evaluated(AddedNodes(sequence.keys[:number]))) is None:
+                more = sequence.high - 1 - number
+                options += [
+                    (sequence, number + (more >> halvings)) for halvings in range(more.bit_length() + 1)
+                ]
+                break
+            sequence.learn(number, error, met=goal.meets(error))
+    cheap = (1.0 + SPREAD) * trials.latency_us(AddedNodes())
+    by_rank = [option for option in options if option[0] is sequences[0] and price(option)[0] <= cheap]
+    if by_rank or (best is not None and trials.latency_us(best) <= cheap):
+        options = by_rank
+    option = min(options, key=price, default=None)
+    if option is None or best is None:
+        return option
+    limit = (1.0 - trials.slow * SLOW_GAIN) * trials.latency_us(best), len(best)
+    return option if price(option) < limit else None
 
 
 def best_in_time(trials: Trials, goal: Goal, most: int = MOST) -> Found:
@@ -280,16 +298,6 @@ def _in_order(trials: Trials, keys: Sequence[str]) -> list[str]:
     return [key for key in trials.with_products_inside(trials.prices.base) if key in chosen]
 
 
-def _by_own_error(trials: Trials, keys: Sequence[str]) -> list[str]:
-    """The nodes by the squared error that each adds itself, over its cost in FP32."""
-    useful, extra = {*trials.useful_nodes()}, trials.prices.extra
-
-    def worth(key: str) -> tuple[bool, float]:
-        return key in useful, trials.errors[key] ** 2 / (extra[key] + LEAST_US)
-
-    return sorted(_in_order(trials, keys), key=worth, reverse=True)
-
-
 def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
     """Puts as many of the best-ranked nodes in FP32 as the budget allows, or fewer if that is more accurate.
 
@@ -323,8 +331,9 @@ def _shorter(trials: Trials, ranked: Sequence[str], limit_us: float) -> Iterator
     is the longest start within it, and later nodes that still fit.
     """
     yield AddedNodes(ranked)
-    above = bisect(len(ranked) + 1, lambda n: trials.latency_us(AddedNodes(ranked[:n])) > limit_us)
-    longest, chosen = above - 1, list(ranked[: above - 1])
+    numbers = range(1, len(ranked) + 1)
+    longest = bisect_left(numbers, True, key=lambda n: trials.latency_us(AddedNodes(ranked[:n])) > limit_us)
+    chosen = list(ranked[:longest])
     left = limit_us - trials.latency_us(AddedNodes(chosen))
     for key in ranked[longest:]:
         if (extra := trials.prices.extra.get(key, 0.0)) <= left:

@@ -4,10 +4,9 @@ Some norms and nodes of attention make an engine worse in FP32, because they und
 or break a kernel (docs/plans.md#nodes-that-are-worse-in-fp32). An emulation with FP32 sums does not show it.
 """
 
-import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -67,32 +66,6 @@ class Memory:
     runs: dict[tuple[object, ...], Mapping[str, Array]] = field(default_factory=dict)
     ranked: dict[tuple[object, ...], tuple[dict[str, float], dict[str, float]]] = field(default_factory=dict)
     emulation_s: float = 0.0
-
-
-Split = Callable[[int, int], int]
-"""A number between two others."""
-
-
-def halfway(low: int, high: int) -> int:
-    return (low + high) // 2
-
-
-def bisect(
-    high: int,
-    test: Callable[[int], bool],
-    enough: Callable[[int, int], bool] = lambda low, high: False,
-    splits: Sequence[Split] = (halfway,),
-) -> int:
-    """Returns the smallest number from 1 to `high` that passes the test, which `high` passes.
-
-    It ends early, with a larger one, where it is `enough` to know a failing and a passing number. It tests
-    what `splits` say between the two, in turn.
-    """
-    low, turns = 0, itertools.cycle(splits)
-    while high - low > 1 and not enough(low, high):
-        middle = next(turns)(low, high)
-        low, high = (low, middle) if test(middle) else (middle, high)
-    return high
 
 
 @dataclass
@@ -163,7 +136,8 @@ class Trials:
         plan = self.plan_of(added)
         if plan.fp32 not in self._values:
             with self._in_time():
-                self._values[plan.fp32] = self._worst(self._by_sample(plan))
+                worst = min if self.metric.least else max
+                self._values[plan.fp32] = worst(self._by_sample(plan))
         self.tried[added] = self._values[plan.fp32]
         return self._values[plan.fp32]
 
@@ -214,18 +188,14 @@ class Trials:
         sums = self.accumulation, self.ranking_sums
         return plan.fp32, plan.bf16, plan.io, *sums, self.means_of is None, bool(self.states)
 
-    def _worst(self, values: Sequence[float]) -> float:
-        return min(values) if self.metric.least else max(values)
-
-    def open_share(self, added: AddedNodes) -> float:
-        """The squared error of the outputs that nodes cause which a candidate's plan leaves as they are."""
-        fp32 = self.plan_of(added).fp32
-        return math.fsum(share for key, share in self.shares.items() if key not in fp32)
-
     @property
     def slow(self) -> bool:
         """True if an emulation costs so much that a plan near the best one is enough."""
         return self.memory.emulation_s > SLOW_S
+
+    def evaluated(self, added: AddedNodes) -> float | None:
+        """The metric of a candidate that needs no emulation, since its plan was evaluated; else None."""
+        return self._values.get(self.plan_of(added).fp32)
 
     def latency_us(self, added: AddedNodes) -> float:
         return self.prices.total_us(self.plan_of(added))
@@ -246,12 +216,10 @@ class Trials:
         return Found(goal, met, self.plan_of(added), value, before, self.count, cost, base)
 
     @cached_property
-    def ranking(self) -> list[str]:
-        """The keys of the nodes that add an error, are not kept yet and right in FP32, best first.
+    def _groups(self) -> list[tuple[str, ...]]:
+        """The keys of the nodes that add an error, are not kept yet and right in FP32, each with its readers.
 
-        They are ordered by their squared error in the outputs over the estimated cost of FP32. A result that
-        is merely rounded stays so until the nodes that read it are in FP32, too: they come where the same
-        error is worth their cost.
+        A result that is merely rounded stays so until the nodes that read it are in FP32, too.
         """
         shares, fp32, extra = self.shares, self.plan.fp32 | self.plan.bf16, self.prices.extra
         wrong = lowered_for_defects(self._survey)
@@ -267,7 +235,19 @@ class Trials:
                 )
                 readers = {node_key(self._survey.scope, reader) for found in read for _, reader in found}
                 groups.append((key, *sorted(readers & open_keys.keys() - {key})))
-        groups.sort(key=lambda group: -shares[group[0]] / (sum(extra[key] for key in group) + LEAST_US))
+        return groups
+
+    def ranked(self, *, by_cost: bool = True) -> list[str]:
+        """The nodes by their squared error in the outputs, over the estimated cost of FP32 or not.
+
+        Those that read a merely rounded result come where the same error is worth their cost.
+        """
+
+        def worth(group: tuple[str, ...]) -> float:
+            cost = sum(self.prices.extra[key] for key in group) + LEAST_US if by_cost else float(len(group))
+            return self.shares[group[0]] / cost
+
+        groups = sorted(self._groups, key=worth, reverse=True)
         return self.with_products_inside(dict.fromkeys(key for group in groups for key in group))
 
     def with_products_inside(self, keys: Iterable[str]) -> list[str]:
@@ -351,11 +331,11 @@ class Trials:
 
     def useful_nodes(self) -> list[str]:
         """Returns the ranking without nodes that make an engine worse."""
-        return [key for key in self.ranking if key not in self._worse]
+        return [key for key in self.ranked() if key not in self._worse]
 
     def all_nodes(self) -> list[str]:
         """Returns the useful nodes, then, as a last resort, the other nodes of the ranking."""
-        return list(dict.fromkeys((*self.useful_nodes(), *self.ranking)))
+        return list(dict.fromkeys((*self.useful_nodes(), *self.ranked())))
 
     @cached_property
     def _survey(self) -> GraphAnalysis:

@@ -31,9 +31,6 @@ REFERENCE, EMULATED, LOCAL, DISTANCE, SCALED = (f"rewriter/{c}/" for c in "relds
 
 UNSCALED: Mapping[str, int] = {}
 
-EQUAL_FLOATS_OPSET = 11
-"""Operator set from which on Equal takes floats."""
-
 
 @dataclass(frozen=True)
 class NodeError:
@@ -74,18 +71,20 @@ class SideBySide:
         self.facts, self.made = original.facts().main, made or {}
         self.nodes: list[NodeProto] = []
         self.emit = NodeList(map(f"{DISTANCE}{{}}".format, itertools.count()), original.opset, self.nodes)
-        self.zero = self.emit.constant(0.0, np.float32)
+        self.finite: dict[str, str] = {}
         self.rows: list[tuple[NodeError, Norms]] = []
         graph, other = original.proto.graph, emulated.proto.graph
         self.exact = list(graph.node)
         self.known = {port.name: -1 for port in original.signature.inputs}
         self.known |= {name: i for i, node in enumerate(self.exact) for name in node.output if name}
-        self.constants = {t.name for t in other.initializer}
-        for node in other.node:  # a Cast widens a large weight
-            if node.op_type == "Constant" or (node.op_type == "Cast" and node.input[0] in self.constants):
-                self.constants.update(node.output)
         self.exponents = {name: k for name, k in exponents.items() if self.known.get(name, -1) >= 0}
         self.narrowed = {n.output[0]: n.input[0] for n in other.node if any(casts_to(n, t) for t in LOWER)}
+        self.constants = {t.name for t in other.initializer}
+        for node in other.node:  # what the emulation makes of weights
+            own = not any(self.known.get(name, -1) >= 0 for name in node.output)
+            fixed = own and reads(node) and self.constants.issuperset(reads(node))
+            if node.op_type == "Constant" or fixed:
+                self.constants.update(node.output)
         for port in emulated.signature.inputs:  # `--io` may have changed their types
             out = EMULATED + port.name
             self.nodes.append(helper.make_node("Cast", [port.name], [out], to=port.dtype))
@@ -172,11 +171,10 @@ class SideBySide:
         self.rows.append((row, norms))
 
     def _distance(self, tensor: str, exact: str) -> str:
-        """L2 norm of the difference; equal infinities have no difference, from opset 11 on."""
-        if self.emit.opset < EQUAL_FLOATS_OPSET:
-            return self._norm(self.emit.add("Sub", [tensor, exact]))
-        same, away = (self.emit.add(op, [tensor, exact]) for op in ("Equal", "Sub"))
-        return self._norm(self.emit.add("Where", [same, self.zero, away]))
+        """L2 norm of the difference; equal infinities have no difference."""
+        for name in {tensor, exact} - self.finite.keys():
+            self.finite[name] = self.emit.add("Clip", [name])  # by default to the largest FP32 numbers
+        return self._norm(self.emit.add("Sub", [self.finite[tensor], self.finite[exact]]))
 
     def _norm(self, tensor: str) -> str:
         return self.emit.add("ReduceL2", [tensor], keepdims=0)
