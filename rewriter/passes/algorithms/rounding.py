@@ -132,7 +132,7 @@ def unbiased(given: Array, nearest: Array, means: Array, variance: float, lost: 
     means = np.ldexp(np.round(mantissas * 2**MEAN_BITS), exponents - MEAN_BITS).astype(np.float64)
     columns = np.argsort(-np.abs(means), axis=1, kind="stable")[:, :CANDIDATES]
     result, blocks = nearest.copy(order="K"), min(len(given), math.ceil(given.size / BLOCK))
-    edges = np.linspace(0, len(given), blocks + 1, dtype=int)
+    edges = [len(given) * block // blocks for block in range(blocks + 1)] if blocks else []
     for rows in itertools.starmap(slice, itertools.pairwise(edges)):
         mean, column, bias = (a if len(a) == 1 else a[rows] for a in (means, columns, lost))
         constant = bias + ((given[rows] - nearest[rows].astype(np.float32)) * mean).sum(axis=1)
@@ -152,8 +152,9 @@ def _correct(
     change, cost = -unit * mean, variance * unit * (unit - 2 * error)
     useful = (error != 0) & np.isfinite(unit) & (change * constant[:, None] < 0)
     price = np.divide(cost, np.abs(change), out=np.full_like(cost, np.inf), where=useful)
-    order = _sorted(price)[:, : useful.sum(axis=1).max(initial=0)]
-    useful, change, cost = (np.take_along_axis(array, order, axis=1) for array in (useful, change, cost))
+    order = np.argsort(price, axis=1, kind="stable")[:, : useful.sum(axis=1).max(initial=0)]
+    every = np.arange(len(given))[:, None]
+    useful, change, cost = useful[every, order], change[every, order], cost[every, order]
     left = constant[:, None] + np.cumsum(np.where(useful, change, 0), axis=1)
     error_after = left**2 + np.cumsum(np.where(useful, cost, np.inf), axis=1)
     best = np.argmin(np.concatenate([constant[:, None] ** 2, error_after], axis=1), axis=1)
@@ -167,11 +168,3 @@ def _taken(array: Array, columns: Array) -> Array:
     if len(columns) == 1:
         return array[:, columns[0]]
     return np.take_along_axis(array, columns, axis=1)
-
-
-def _sorted(price: Array) -> Array:
-    """The order of prices in each row. Only equal ones need a stable sort, of four times the time."""
-    order = np.argsort(price, axis=1)
-    ascending = np.take_along_axis(price, order, axis=1)
-    ties = (ascending[:, 1:] == ascending[:, :-1]) & np.isfinite(ascending[:, 1:])
-    return np.argsort(price, axis=1, kind="stable") if ties.any() else order
