@@ -157,11 +157,8 @@ class Trials:
 
     def _runs(self, plan: Plan) -> list[Mapping[str, Array]]:
         """The emulated outputs of a plan for each sample, with the states."""
-        kept, runs = self._key(plan), dict[int, Mapping[str, Array]]()
-        for place in self.places:
-            if (known := self.memory.runs.get((*kept, place))) is not None:
-                runs[place] = known
-        places = self.places or range(len(self.samples))
+        kept, places = self._key(plan), self.places or range(len(self.samples))
+        runs = {n: self.memory.runs[*kept, n] for n in self.places if (*kept, n) in self.memory.runs}
         missing = [(n, s) for n, s in zip(places, self.samples, strict=True) if n not in runs]
         if missing:
             self.count += 1
