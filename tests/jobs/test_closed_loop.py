@@ -160,6 +160,14 @@ def test_what_is_refused(tmp_path: Path, command: tuple[str, ...], code: int, re
     assert closed_loop(recording, fixed, 0.0).refusal == "no-time"
 
 
+def test_a_script_that_waits_is_ended_at_the_limit(tmp_path: Path) -> None:
+    recording, fixed = streaming(tmp_path, "0")
+    silent = replace(recording, command=(sys.executable, "-c", "import time; time.sleep(300)"))
+    result = closed_loop(silent, fixed, 5.0)
+    assert (result.refusal, result.stopped) == ("no-time", True)
+    assert result.seconds < 200
+
+
 def test_noise_in_silence_is_no_error() -> None:
     original, other = Trace(), Trace()
     for trace, noise in ((original, 0.0), (other, 1e-4)):

@@ -110,9 +110,10 @@ class _Loop:
             self.progress(doing, len(trace.calls), max(total, len(trace.calls)))
             return results if own is None else None
 
-        run = serve(self.recording.command, names, sorted(answering), answer)
+        run = serve(self.recording.command, names, sorted(answering), answer, max(end - now, 0.0))
         trace.printed = run.printed
-        return trace, run.exit_code
+        ended = run.exit_code < 0 and time.monotonic() > end
+        return trace, STOPPED if ended else run.exit_code
 
     def stream(self, answering: Answers, doing: str, runs: int = 2) -> Stream | None:
         """One run, compared with the original; None if there was no time for its first call."""

@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -85,7 +86,12 @@ attach()
 
 
 def run_script(
-    command: Sequence[str], hook: str, arguments: Mapping[str, Any], *, quiet: bool = False
+    command: Sequence[str],
+    hook: str,
+    arguments: Mapping[str, Any],
+    *,
+    quiet: bool = False,
+    limit_s: float | None = None,
 ) -> ScriptRun:
     """Runs a command; each Python process that it starts and that loads ONNX Runtime gets a hook.
 
@@ -93,6 +99,7 @@ def run_script(
         hook: `module:Class`, a `Hook`.
         arguments: Of its constructor, as JSON has them.
         quiet: Do not pass on what it prints on standard output.
+        limit_s: It is ended by SIGTERM after this time.
 
     Raises:
         OSError: the command cannot be started.
@@ -104,6 +111,9 @@ def run_script(
         environment = {"PYTHONPATH": os.pathsep.join(paths), HOOK: json.dumps([hook, dict(arguments)])}
         with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | environment) as process:
             assert process.stdout is not None
+            timer = threading.Timer(limit_s or 0.0, process.terminate)
+            if limit_s is not None:
+                timer.start()
             decoder, parts = codecs.getincrementaldecoder("utf-8")("replace"), []
             try:
                 while part := os.read(process.stdout.fileno(), 2**16):
@@ -114,6 +124,8 @@ def run_script(
             except BaseException:  # Ctrl-C, or the end of this process
                 process.terminate()
                 raise
+            finally:
+                timer.cancel()
     return ScriptRun(process.returncode, "".join(parts))
 
 

@@ -81,9 +81,15 @@ class Served:
 
 
 def serve(
-    command: Sequence[str], names: Mapping[str, str], replaced: Sequence[str], answer: Answer
+    command: Sequence[str],
+    names: Mapping[str, str],
+    replaced: Sequence[str],
+    answer: Answer,
+    limit_s: float | None = None,
 ) -> ScriptRun:
     """Runs a command whose calls `answer` answers, one at a time; `names` and `replaced` as for `Served`.
+
+    After `limit_s` seconds it is ended, which a script that calls nothing would not notice.
 
     Raises:
         OSError: the command cannot be started.
@@ -113,10 +119,13 @@ def serve(
         hook = f"{__name__}:{Served.__name__}"
         arguments = {"address": listener.address, "key": key.hex(), "names": dict(names)}
         try:
-            result = run_script(command, hook, {**arguments, "replaced": list(replaced)}, quiet=True)
+            arguments |= {"replaced": list(replaced)}
+            result = run_script(command, hook, arguments, quiet=True, limit_s=limit_s)
         finally:
             ended.set()
             Client(listener.address, authkey=key).close()  # `accept` waits for one
+    with lock:  # an answer to a script that was ended meanwhile is complete
+        pass
     if failures and not isinstance(failures[0], StopScript):
         raise failures[0]
     return replace(result, exit_code=STOPPED) if failures else result
