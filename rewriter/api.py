@@ -46,7 +46,11 @@ def _verb(job: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
             # as on the command line: 20 may be 20 % or 20 times
             hint = f'"{cost:g}%" is that much more latency, "{cost:g}x" that many times of it'
             raise UsageError(f"it cannot be {cost:g}", option="max-latency-cost", hint=hint)
-        for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
+        try:
+            arguments = signature.bind_partial(*args, **kwargs).arguments
+        except TypeError:
+            return job(*args, **kwargs)  # Python's own error names the function, and what it takes
+        for name, value in arguments.items():
             if not takes_options or name == "output":  # the job itself checks the fields of an options class
                 try:
                     converted(value, type_hints(job)[name])

@@ -165,3 +165,9 @@ def test_fix_and_verify_check_up_to_the_plugin_and_say_so(tmp_path: Path, io: st
     nms = next(node for node in proto.graph.node if node.op_type == "EfficientNMS_TRT")
     facts = load(out).facts().main
     assert [facts[name].dtype for name in nms.input] == [onnx.TensorProto.FLOAT] * 2
+
+
+def test_too_many_arguments_are_an_error_that_names_the_function() -> None:
+    call: Any = rewriter.emulate
+    with pytest.raises(TypeError, match=r"emulate\(\) takes 1 positional argument but 2 were given"):
+        call(small(), {})
