@@ -142,6 +142,8 @@ def _definition(node: NodeProto) -> _Definition | None:
         return _resize if symmetric or attribute(node, "antialias", 0) else None
     if is_op(node, "Col2Im"):
         return _col2im
+    if node.op_type == "SimplifiedLayerNormalization":
+        return _simplified_norm
     if is_op(node, *OF_TWO_AXES):
         return _of_one_axis
     return DEFINITIONS.get(node.op_type) if node.domain == "com.microsoft" else None
@@ -182,10 +184,22 @@ def _skip_norm(call: _Call) -> str | Refusal:
     if not rms:
         beta = f", {call[3]}" if call.has(3) else ""
         return f"{text} y0 = LayerNormalization<axis = -1, epsilon = {epsilon:.9e}>({x}, {call[2]}{beta})"
+    return f"{text} y0 = {_rms_norm(call, x, call[2], epsilon)}"
+
+
+def _simplified_norm(call: _Call) -> str | Refusal:
+    """ONNX Runtime's RMSNormalization, which has no domain and no schema; its output 1 is a deviation."""
+    rank = call.graph.rank(call.node.input[0]) or 0
+    if call.hands_out(1) or call.get("axis", -1) not in (-1, rank - 1):
+        return call.refusal("its deviation is an output, or it is of other axes than the last")
+    return f"y0 = {_rms_norm(call, call[0], call[1], call.get('epsilon', 1e-5))}"
+
+
+def _rms_norm(call: _Call, x: str, scale: str, epsilon: float) -> str:
     squares = f"ReduceMean(Mul({x}, {x}), [-1])"
     if call.graph.model.opset < 18:
         squares = f"ReduceMean<axes = [-1]>(Mul({x}, {x}))"
-    return f"{text} y0 = Mul(Div({x}, Sqrt(Add({squares}, {epsilon:.9e}))), {call[2]})"
+    return f"Mul(Div({x}, Sqrt(Add({squares}, {epsilon:.9e}))), {scale})"
 
 
 def _fused_matmul(call: _Call) -> str | Refusal:
