@@ -129,9 +129,8 @@ LOCKED_EXTRAS = ("dev", "rtx", "nightly")
 
 
 def _wanted() -> list[str]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    return [*project["dependencies"], *(line for extra in LOCKED_EXTRAS for line in extras[extra])]
+    extras = PROJECT["optional-dependencies"]
+    return [*PROJECT["dependencies"], *(line for extra in LOCKED_EXTRAS for line in extras[extra])]
 
 
 @pytest.mark.parametrize("line", _wanted())
