@@ -211,12 +211,12 @@ def test_an_interrupt_of_the_build_keeps_the_file_and_says_what_it_lacks(tmp_pat
     in_a_build = """
 import os, signal, threading
 import rewriter.cli
-from rewriter.verification import verifier
-build = verifier.check_build
+from rewriter.verification import build_check
+build = build_check.check_build
 def interrupted(*arguments, **options):
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     return build(*arguments, **options)
-verifier.check_build = interrupted
+build_check.check_build = interrupted
 rewriter.cli.main()"""
     done = python("-c", in_a_build, "fix", large, "-o", written)
     assert (done.returncode, done.stdout) == (exits.INTERRUPTED, "")
