@@ -170,6 +170,12 @@ def test_a_target_gets_the_release_and_the_gpu_at_hand(monkeypatch: pytest.Monke
     assert this_machine.at_hand(Target("tensorrt-rtx")) == Target("tensorrt-rtx")
 
 
+def test_modules_and_their_releases_are_found_without_loading_them() -> None:
+    installed = map(this_machine._installed, ["numpy", "no_such_module", "no_such_package.inside"])
+    assert [*installed] == [True, False, False]
+    assert [*map(this_machine._version, ["numpy", "no_such_module"])] == [np.__version__, ""]
+
+
 class Driver:
     """libcuda with two devices; functions that are named in `failing` return an error."""
 
