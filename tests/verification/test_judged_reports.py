@@ -106,7 +106,7 @@ def test_a_parser_that_refuses() -> None:
 
 POOLS = load(
     onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-    g (float[1,2,8,8] x) => (float[1,2,6,6] y, int64[4,n] i) {
+    g (float[1,2,8,8] x) => (float[1,2,6,6] y, int64[1,2,6,6] k, int64[4,n] i) {
         [pool] y, k = MaxPool<kernel_shape = [3, 3]>(x) [some] i = NonZero(x) }""")
 )
 RTX = BuildReport("tensorrt_rtx", "1.7.1.116", True, engine_bytes=1)
