@@ -161,7 +161,7 @@ def _run_one(draft: Draft, step: Pass, context: Context, strict: bool, earlier: 
             _require(draft.is_unchanged(step), "it reports no change, but the model differs")
         elif too_old is not None:
             draft.undo()
-            events = [Refusal(e.node, too_old) if isinstance(e, Change) else e for e in events]
+            return [Refusal(e.node, too_old) if isinstance(e, Change) else e for e in events]
         else:
             if type(step) not in ALL or not draft.is_edited():
                 draft.model.mark_edited()  # it may have edited the proto itself

@@ -265,7 +265,7 @@ def _unbuildable(result: FixOutcome) -> tuple[str, str]:
     anew = f"export it anew (another opset{without}), or run it with ONNX Runtime; another release of "
     why = next(reasons, "")
     remedy = f"{why}; {REMEDY}" if why else check.advice or f"{anew}TensorRT may build it"
-    reason = next(iter(check.details), check.summary)
+    reason = next((line for line in check.details if not line.startswith("log: ")), check.summary)
     return f"TensorRT cannot build the original model, before any change: {reason}", remedy
 
 

@@ -37,7 +37,7 @@ location: physicalLocation physicalLocation, logicalLocations [logicalLocation]
 physicalLocation: artifactLocation artifactLocation
 logicalLocation: fullyQualifiedName str, name str, kind str""".splitlines():
     kind, _, parts = line.partition(": ")
-    STRUCTURE[kind] = dict(part.split(" ") for part in parts.split(", "))
+    STRUCTURE[kind] = {name: what for name, _, what in (part.partition(" ") for part in parts.split(", "))}
 """Of each object the properties that we use, `!` behind those that are required. None allows others."""
 
 

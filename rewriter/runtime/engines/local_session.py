@@ -26,7 +26,7 @@ from rewriter.runtime.engines.onnxruntime_library import (
     trains,
     value_of,
 )
-from rewriter.runtime.engines.protocol import Kernel, Variant
+from rewriter.runtime.engines.protocol import Keep, Kernel, Variant
 
 MAX_THREADS = 8
 """Reductions and small convolutions gain little from more, and builds often share the machine. At deployed
@@ -213,7 +213,7 @@ def _split(model: Model, *, all_constant: bool) -> tuple[onnx.ModelProto, list[s
     return proto, inputs, [name for name in detached if name not in set(inputs)]
 
 
-class OnnxRuntimeProgram(LocalSession):
+class OnnxRuntimeProgram:
     """A session on the ONNX file, without optimisations: it computes what the file says."""
 
     cuda_graph = False
@@ -228,15 +228,15 @@ class OnnxRuntimeProgram(LocalSession):
         model.proto.graph.output.extend(
             onnx.ValueInfoProto(name=name) for name in variant.outputs if name not in ports
         )
-        super().__init__(model, gpu=gpu, tf32=variant.tf32)
+        self._session = LocalSession(model, gpu=gpu, tf32=variant.tf32)
         self.library = f"onnxruntime {import_onnxruntime().__version__}"
         self._timed: Callable[[], object] | None = None
 
-    def run(self, feeds: Mapping[str, Array], _: Any = None) -> dict[str, Array]:
-        return super().run(feeds)
+    def run(self, feeds: Mapping[str, Array], keep: Keep | None = None) -> dict[str, Array]:
+        return self._session.run(feeds)
 
     def prepare(self, feeds: Mapping[str, Array]) -> None:
-        self._timed = self.bound(feeds)
+        self._timed = self._session.bound(feeds)
 
     def time_us(self) -> float:
         """Wall time until the device has finished."""
@@ -247,4 +247,4 @@ class OnnxRuntimeProgram(LocalSession):
 
     def close(self) -> None:
         self._timed = None
-        super().close()
+        self._session.close()
