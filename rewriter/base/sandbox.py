@@ -107,7 +107,11 @@ class Worker:
                 else _interpreter(its, self._log, env or {}, limited=limited and make is not None)
             )
             failed.pop_all()
-        self._answer(None, None if forks else make or _nothing)
+        try:
+            self._answer(None, None if forks else make or _nothing)
+        except BaseException:
+            self.close()
+            raise
 
     def call(self, function: str | Callable[..., Any], *arguments: Any, limit_s: float | None = None) -> Any:
         """Call a method of the object by its name, or a function of a module; all values are pickled.
@@ -181,7 +185,10 @@ class Worker:
             raise
         if success:
             return value
-        raise value
+        try:
+            raise value
+        finally:
+            del value  # it has this frame, which would keep the worker until the next garbage collection
 
     def _ended(self, after_s: float | None = None) -> NativeError:
         """The error for a worker that is gone, or is ended now because its time was up."""

@@ -16,7 +16,7 @@ from rewriter.base.errors import NativeError
 from rewriter.ir.graph import TAG, GraphEditor, attribute, casts_to, open_graphs, reads
 from rewriter.ir.graph.ops import QUANTISING
 from rewriter.ir.model import STANDARD_DOMAINS, Array, Model, replace_items, walk_graphs, walk_nodes
-from rewriter.ir.model.graphs import UNKNOWN_DOMAIN, schema_of, subgraphs
+from rewriter.ir.model.graphs import UNKNOWN_DOMAIN, holders, schema_of, subgraphs
 from rewriter.ir.model.model import without_weights
 from rewriter.ir.model.normalization import lift_large_constants
 from rewriter.ir.patterns.values import repeats_reshape, selected
@@ -193,9 +193,11 @@ def _run_onnxsim(written: bytes, data: Mapping[str, Array], folds: bool, units: 
     """Runs in a child process; `folds` looks for constants, `units` removes Adds of zeros and their like."""
     proto = without_weights(ModelProto.FromString(written), data)
     skipped = [*skipped_always(), *([] if units else ["eliminate_nop_with_unit"])]
-    # without folding no shape becomes known: one inference serves, where onnxsim needs three or more
-    proto = proto if folds else shape_inference.infer_shapes(proto)
-    skips = dict.fromkeys(("skip_constant_folding", "skip_shape_inference"), not folds)
+    # without folding no shape becomes known: one inference serves, where onnxsim needs three or more. Unlike
+    # onnxsim's, it writes types into subgraphs
+    once = not (folds or holders(proto.graph))
+    proto = shape_inference.infer_shapes(proto) if once else proto
+    skips = {"skip_constant_folding": not folds, "skip_shape_inference": once}
     fields = {"skipped_optimizers": skipped, "tensor_size_threshold": LARGEST_FOLD}
     result, _ = _onnxsim().simplify(proto, **skips, **fields)
     assert isinstance(result, ModelProto)

@@ -1,5 +1,6 @@
 """Finds sizes of dynamic axes: those a model runs with, and those an optimisation profile needs."""
 
+import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations, islice, product
@@ -10,7 +11,7 @@ from onnx import NodeProto
 from rewriter.base.errors import ArithmeticRunError, EngineError
 from rewriter.ir.graph import GraphEditor, attribute, open_graphs, reachable
 from rewriter.ir.graph.ops import COMPUTE_BOUND, CONVOLUTIONS, PRODUCTS, RECURRENT
-from rewriter.ir.model import Array, Model
+from rewriter.ir.model import Array, Model, Port
 from rewriter.runtime.emulation import reference
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.engines.tensor_files import Shape
@@ -20,6 +21,9 @@ USUAL = (48, 64, 128, 256, 512, 320, 640, 32, 16, 1024, 4096, 16000)
 """Sizes of images, windows and sequences that networks are trained with, to try where nothing says more."""
 
 MOST_TRIED = 120  # runs of the model until its first sizes are taken after all
+
+MOST_ELEMENTS = 2**25
+"""Elements of the largest input that is tried: a video of 16 images of 640 x 640 has 2e7."""
 
 MOST_NAN = 12
 """Runs that give NaN, as a window that is too short may, until the first one is taken after all."""
@@ -36,6 +40,11 @@ def fitting(model: Model, draw: Callable[[Mapping[str, int]], Samples]) -> Sampl
         ports = model.signature.inputs
         second = {p.shape[1] or f"{p.name} axis 1" for p in ports if p.shape and len(p.shape) > 1}
         for sizes in islice(_candidates(free, second, *_asked_sizes(model)), MOST_TRIED):
+            if (
+                sizes
+                and max(map(math.prod, _drawn_shapes(ports, samples.source.drawn, sizes))) > MOST_ELEMENTS
+            ):
+                continue
             drawn = draw(sizes)
             with suppress(ArithmeticRunError):
                 outputs = session.run(next(iter(drawn))).values()
@@ -43,6 +52,16 @@ def fitting(model: Model, draw: Callable[[Mapping[str, int]], Samples]) -> Sampl
                 if len(ran) == MOST_NAN or all(np.isfinite(o).all() for o in outputs):
                     return ran[0] if len(ran) == MOST_NAN else drawn
     return next(iter(ran), samples)
+
+
+def _drawn_shapes(
+    ports: Sequence[Port], usual: Mapping[str, int], sizes: Mapping[str, int]
+) -> Iterator[list[int]]:
+    """The shapes of random inputs with these sizes of free dimensions, others as usual."""
+    known = {**usual, **sizes}
+    for port in ports:
+        names = (dim or f"{port.name} axis {axis}" for axis, dim in enumerate(port.shape or ()))
+        yield [known.get(name, 1) if isinstance(name, str) else name for name in names]
 
 
 def _candidates(
