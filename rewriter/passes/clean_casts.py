@@ -7,6 +7,7 @@ from typing import TypeGuard
 from onnx import NodeProto, TensorProto
 
 from rewriter.ir.graph import GraphEditor, attribute, display_name, is_op
+from rewriter.ir.graph.match import optional_input
 from rewriter.ir.graph.ops import VIEWS
 from rewriter.ir.model.schemas import INTEGERS, KNOWN, SIGNIFICAND, embeds
 from rewriter.passes.base import Change, Context, Event, GraphPass, Refusal
@@ -82,7 +83,7 @@ def _sink(graph: GraphEditor, cast: NodeProto) -> Iterator[Event]:
         (source, result), inputs = (cast.input[0], view.output[0]), list(view.input)
         if inputs[0] != cast.output[0]:
             return
-        if is_op(view, "Pad") and (filling := "".join(inputs[2:3])):
+        if is_op(view, "Pad") and (filling := optional_input(view, 2)):
             value, dtype = graph.constant(filling), graph.dtype(source)
             if value is None or dtype is None or not embeds(TensorProto.UINT8, dtype):
                 return

@@ -10,6 +10,7 @@ from rewriter.base.text import count
 from rewriter.hazards.analysis import LOW_TYPES
 from rewriter.ir.graph import GraphEditor, GraphView, attribute, is_op, open_graphs
 from rewriter.ir.graph.casts import TypeRequest, retype
+from rewriter.ir.graph.match import walk_up
 from rewriter.ir.graph.ops import RECURRENT, VIEWS
 from rewriter.ir.model import Model, Port
 from rewriter.ir.model.graphs import walk_nodes
@@ -90,10 +91,9 @@ def _shield_recurrences(graph: GraphEditor) -> None:
     """
     for node in graph.nodes:
         if node.op_type in RECURRENT and attribute(node, "direction", "forward") == "forward":
-            source = before = node.input[0]
-            while is_op(producer := graph.producer(before), *VIEWS):
-                before = producer.input[0]
-            if is_op(producer, "Cast") and graph.dtype(source) == TensorProto.FLOAT:
+            source = node.input[0]
+            _, before = walk_up(graph, source, lambda view: is_op(view, *VIEWS))
+            if is_op(graph.producer(before), "Cast") and graph.dtype(source) == TensorProto.FLOAT:
                 result = graph.tensor(f"{source}/shielded", like=source)
                 zero = graph.add_constant(f"{source}/zero", -0.0, like=source)
                 graph.insert(graph.make("Add", [source, zero], [result]), before=node)

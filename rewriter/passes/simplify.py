@@ -117,9 +117,12 @@ def _drop_unread(model: Model) -> bool:
     """Removes optional outputs that nothing reads: TensorRT's parser refuses a MaxPool with indices."""
     changed = False
     for graph in walk_graphs(model.proto.graph):
+        several = [node for node in graph.node if node.op_type in _OPTIONAL and len(node.output) > 1]
+        if not several:
+            continue  # what all nodes read is needed for these only
         read = {value.name for value in graph.output}.union(*map(reads, graph.node))
-        for node in graph.node:
-            while node.op_type in _OPTIONAL and len(node.output) > 1 and node.output[-1] not in read:
+        for node in several:
+            while len(node.output) > 1 and node.output[-1] not in read:
                 del node.output[-1]
                 changed = True
     if changed:

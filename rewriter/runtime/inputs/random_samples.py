@@ -41,6 +41,8 @@ def random_samples(
     input_values: Mapping[str, Any] | None = None,
     # in place of the usual sizes of free dimensions, by the name of the dimension or the axis
     sizes: Mapping[str, int] | None = None,
+    *,
+    most: int = MOST_ELEMENTS,  # elements of one input
 ) -> Samples:
     """One seeded sample: floats standard normal, ids within their table, masks of ones.
 
@@ -66,7 +68,7 @@ def random_samples(
         name: tuple(shapes_of.get(name) or _shape(port, named, chosen, sizes)) for name, port in ports.items()
     }
     for name, shape in shapes.items():
-        if math.prod(shape) > MOST_ELEMENTS:
+        if math.prod(shape) > most:
             what = f"random values of the shape {list(shape)} do not fit into memory"
             hint = "give smaller data with `inputs`, or correct the model's input"
             raise InputsError(what, where=f"input {name!r}", hint=hint)

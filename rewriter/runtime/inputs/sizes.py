@@ -8,10 +8,10 @@ from itertools import combinations, islice, product
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.base.errors import ArithmeticRunError, EngineError
+from rewriter.base.errors import ArithmeticRunError, EngineError, InputsError
 from rewriter.ir.graph import GraphEditor, attribute, open_graphs, reachable
 from rewriter.ir.graph.ops import COMPUTE_BOUND, CONVOLUTIONS, PRODUCTS, RECURRENT
-from rewriter.ir.model import Array, Model, Port
+from rewriter.ir.model import Array, Model
 from rewriter.runtime.emulation import reference
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.engines.tensor_files import Shape
@@ -22,46 +22,36 @@ USUAL = (48, 64, 128, 256, 512, 320, 640, 32, 16, 1024, 4096, 16000)
 
 MOST_TRIED = 120  # runs of the model until its first sizes are taken after all
 
-MOST_ELEMENTS = 2**25
+MOST_TRIED_ELEMENTS = 2**25
 """Elements of the largest input that is tried: a video of 16 images of 640 x 640 has 2e7."""
 
 MOST_NAN = 12
 """Runs that give NaN, as a window that is too short may, until the first one is taken after all."""
 
 
-def fitting(model: Model, draw: Callable[[Mapping[str, int]], Samples]) -> Samples:
-    """The first random samples of `draw` that the model runs with, and gives no NaN if it can."""
+def fitting(model: Model, draw: Callable[..., Samples]) -> Samples:
+    """The first random samples of `draw` that the model runs with, and gives no NaN if it can.
+
+    Args:
+        draw: Makes random samples from sizes of free dimensions, with `most` elements in an input.
+    """
     samples = draw({})
     free = [name for name, size in samples.source.drawn.items() if size > 1]
     if not free:
         return samples
     ran = list[Samples]()
+    most = max(MOST_TRIED_ELEMENTS, *(math.prod(shape) for _, shape, _ in samples.source.spans.values()))
     with suppress(ArithmeticRunError, EngineError), Session(reference(model)) as session:
         ports = model.signature.inputs
         second = {p.shape[1] or f"{p.name} axis 1" for p in ports if p.shape and len(p.shape) > 1}
         for sizes in islice(_candidates(free, second, *_asked_sizes(model)), MOST_TRIED):
-            if (
-                sizes
-                and max(map(math.prod, _drawn_shapes(ports, samples.source.drawn, sizes))) > MOST_ELEMENTS
-            ):
-                continue
-            drawn = draw(sizes)
-            with suppress(ArithmeticRunError):
+            with suppress(ArithmeticRunError, InputsError):  # it does not run, or its inputs are too large
+                drawn = draw(sizes, most=most)
                 outputs = session.run(next(iter(drawn))).values()
                 ran.append(drawn)
                 if len(ran) == MOST_NAN or all(np.isfinite(o).all() for o in outputs):
                     return ran[0] if len(ran) == MOST_NAN else drawn
     return next(iter(ran), samples)
-
-
-def _drawn_shapes(
-    ports: Sequence[Port], usual: Mapping[str, int], sizes: Mapping[str, int]
-) -> Iterator[list[int]]:
-    """The shapes of random inputs with these sizes of free dimensions, others as usual."""
-    known = {**usual, **sizes}
-    for port in ports:
-        names = (dim or f"{port.name} axis {axis}" for axis, dim in enumerate(port.shape or ()))
-        yield [known.get(name, 1) if isinstance(name, str) else name for name in names]
 
 
 def _candidates(
