@@ -142,6 +142,9 @@ class TestUnknownOperators:
         proto.graph.sparse_initializer[0].indices.int64_data[1] = 6
         with pytest.raises(ModelError, match=r"sparse tensor 'w': its values and indices make no tensor"):
             load(proto)
+        proto.graph.sparse_initializer[0].dims[:] = [2**20, 2**20]
+        with pytest.raises(ModelError, match="it would have 4398046511104 bytes, more than a file can hold"):
+            load(proto)
 
     def test_a_weightless_model_that_a_library_changed_gets_its_weights_back(self) -> None:
         source = load(_float_weight())

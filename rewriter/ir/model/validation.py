@@ -23,6 +23,9 @@ from rewriter.ir.model.graphs import STANDARD_DOMAINS, all_graphs, walk_nodes
 from rewriter.ir.model.schemas import TYPE_ATTRIBUTES
 from rewriter.ir.model.tensors import PACKED_TYPES
 
+LARGEST_DENSE = 2**31 - 1
+"""Bytes of a sparse tensor that is written out, as protobuf limits them; a small file can declare more."""
+
 LARGEST_VERSION = 2**31 - 1
 """Versions are 64 bits in the file, and 32 bits in the libraries that read it."""
 
@@ -263,6 +266,8 @@ def _dense(sparse: onnx.SparseTensorProto, where: str) -> onnx.TensorProto:
     try:
         indices = numpy_helper.to_array(sparse.indices)
         values = numpy_helper.to_array(sparse.values)
+        if (size := math.prod(sparse.dims) * values.itemsize) > LARGEST_DENSE:
+            raise ValueError(f"it would have {size} bytes, more than a file can hold")
         result = np.zeros(tuple(sparse.dims), values.dtype)
         np.put(
             result, indices if indices.ndim == 1 else np.ravel_multi_index(indices.T, result.shape), values
