@@ -93,8 +93,8 @@ def _resolved(entry: Entry, options: Mapping[str, Any], configuration: Configura
     with resolved.errors_name_sources():
         arguments = resolved.arguments("fix")
         FixOptions(**arguments)
-    if not {"inputs", "input_shapes", "plan"} & arguments.keys():
-        arguments |= data_beside(entry.model)
+    if "plan" not in arguments:
+        arguments |= data_beside(entry.model, arguments)
     return replace(entry, options=arguments)
 
 

@@ -18,7 +18,7 @@ from rewriter.base.errors import UsageError
 from rewriter.base.text import command_line, count
 from rewriter.cli.exits import FAILED, PAGES, STDOUT, UNBUILDABLE, is_page, write_document
 from rewriter.cli.parameters import Json, Outputs, Quiet, check_extra, check_outputs, configured, with_options
-from rewriter.pipeline.options import BatchCommand, FixCommand, FixOptions
+from rewriter.pipeline.options import RANDOM_DATA, BatchCommand, FixCommand, FixOptions
 from rewriter.pipeline.schema import declarations
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _recording(folder: Path, output: Path | None, outputs: Outputs, given: dict[
     """Fixes the files of a recording as a batch, each on its own samples."""
     if output is None:
         raise UsageError("it has several models", where=folder, hint="name a folder with -o")
-    for name in ("in_place", "dry_run", "save_plan", "inputs", "image_preprocess"):
+    for name in ("in_place", "dry_run", "save_plan", "inputs", "image_preprocess", *RANDOM_DATA):
         if given.pop(name, None):
             raise UsageError("it is for one model", option=name.replace("_", "-"), hint="name one file")
     if given.get("report") is not None:

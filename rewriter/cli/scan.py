@@ -87,10 +87,9 @@ def _scanned(
     from rewriter.report.progress import progress
 
     results, unread, arguments = [], list[RewriterError](), resolved.arguments("scan")
-    named = not several or {"inputs", "input_shapes"} & arguments.keys()
     with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
         for model in models:
-            options = ScanOptions(**({} if named else data_beside(model)), **arguments)
+            options = ScanOptions(**(data_beside(model, arguments) if several else {}), **arguments)
             try:
                 results.append(job(model, options, progress=shown))
             except (ModelError, InputsError) as error:

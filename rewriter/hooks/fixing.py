@@ -22,7 +22,7 @@ from rewriter.ir.graph import made_by
 from rewriter.ir.model import Model, load, save, walk_nodes
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.pipeline.config import load as load_configuration
-from rewriter.pipeline.options import FixOptions, combined
+from rewriter.pipeline.options import RANDOM_DATA, FixOptions, combined
 from rewriter.pipeline.schema import declarations
 from rewriter.report.results import FixResult
 
@@ -220,7 +220,7 @@ def fix_committed(path: Path, options: dict[str, Any]) -> bool:
     if raw.exists():
         what = "it would be overwritten, and may be the only copy of another model"
         raise OutputError(what, where=raw, hint="move it away, or delete it")
-    fix = {"build": False, **data_beside(path), **options}
+    fix = {"build": False, **data_beside(path, options), **options}
     fix_export(path, lambda _model: None, HookOptions(fix=fix, keep_raw=True, quiet=True))
     changed = path.read_bytes() != before
     if not changed:
@@ -237,7 +237,8 @@ def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
 
 
-def data_beside(path: Path) -> dict[str, Any]:
-    """Samples beside the model, if there are any: `net.npz` beside `net.onnx`."""
+def data_beside(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Samples beside the model, such as `net.npz` beside `net.onnx`, unless options choose the data."""
     samples = path.parent / f"{path.stem}.npz"
-    return {"inputs": samples} if samples.is_file() else {}
+    chosen = not options.keys().isdisjoint(("inputs", *RANDOM_DATA))
+    return {"inputs": samples} if samples.is_file() and not chosen else {}

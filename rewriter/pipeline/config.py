@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from rewriter.base.errors import SLIP, RewriterError, UsageError, did_you_mean
 from rewriter.ir.reading import read_toml
-from rewriter.pipeline.options import JOBS, KEYS, Command
+from rewriter.pipeline.options import JOBS, KEYS, RANDOM_DATA, Command
 from rewriter.pipeline.presets import DEFAULT_OPSETS, OTHERWISE, preset_named
 from rewriter.pipeline.schema import PREFIX, Text, declarations, read, read_table
 
@@ -43,8 +43,8 @@ OVERRIDES: Mapping[str, tuple[str, ...]] = {
     ),
     "tolerance": ("max_latency_cost",),
     "max_latency_cost": ("tolerance",),
-    "input_shapes": ("inputs",),
-    "input_values": ("inputs",),
+    **dict.fromkeys(RANDOM_DATA, ("inputs",)),
+    "inputs": RANDOM_DATA,
 }
 """Options that replace others: if one is set, the listed options of later sources are ignored."""
 

@@ -105,6 +105,10 @@ def numbers_in(values: Mapping[str, Any]) -> None:
         raise ValueError("it takes numbers by input: { sr = 16000, size = [20, 30] }")
 
 
+RANDOM_DATA = ("input_shapes", "input_values")
+"""Options for random data, which contradict `inputs`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
     """The sample data of a job.
@@ -131,10 +135,15 @@ class DataOptions:
 
     def samples(self, model: Model, deployment: Deployment | None = None) -> Samples:
         """The samples of a run of `model`, as `load_samples` reads them."""
+        from rewriter.base.errors import UsageError
         from rewriter.runtime.inputs import load_samples
 
-        names = ("input_shapes", "input_values", "image_preprocess")
-        more: Any = {name: getattr(self, name) for name in names}
+        for name in RANDOM_DATA if self.inputs is not None else ():
+            if getattr(self, name):
+                option = name.replace("_", "-")
+                hint = f"leave out `inputs` or `{option}`"
+                raise UsageError("it is for random data, and `inputs` are given", option=option, hint=hint)
+        more: Any = {name: getattr(self, name) for name in (*RANDOM_DATA, "image_preprocess")}
         return load_samples(self.inputs, model, seed=self.seed, deployment=deployment, **more)
 
 

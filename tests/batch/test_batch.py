@@ -287,8 +287,9 @@ def test_a_batch_of_nothing_and_one_over_its_models_are_refused(tmp_path: Path) 
     (tmp_path / "net.npz").write_bytes(b"")
     (entry,) = models.entries([model], tmp_path / "out", {}, Configuration(()))
     assert (entry.output, entry.options["inputs"]) == (tmp_path / "out" / "net.onnx", tmp_path / "net.npz")
-    (shaped,) = models.entries([model], tmp_path / "out", {"input_shapes": {"x": (2,)}}, Configuration(()))
-    assert "inputs" not in shaped.options, "the user gave shapes for random data"
+    for options in ({"input_shapes": {"x": (2,)}}, {"input_values": {"x": 2}}):
+        (shaped,) = models.entries([model], tmp_path / "out", options, Configuration(()))
+        assert "inputs" not in shaped.options, "the user gave shapes or values for random data"
 
 
 class Ray:

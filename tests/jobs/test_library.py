@@ -66,6 +66,8 @@ WRONG_CALLS = {
     "probe(asks=True)": r"(?s)`asks`.*did you mean `ask`",
     "compare_inputs([{'x': np.ones(1)}], 3)": "`theirs`: cannot read samples",
     "fix(m, max_latency_cost=20)": '"20%" is that much more',
+    "scan(m, inputs={}, input_shapes={'x': (2,)})": "(?s)`input-shapes`.*leave out `inputs` or",
+    "verify(m, m, inputs={}, input_values={'x': 3})": "`input-values`: it is for random data",
     "fix(m, inputs=3)": "`inputs`: cannot read samples from an int",
     "fix(m, input_shapes=[1])": r"(?s)`input-shapes`.*shapes, such as",
     "locate(m, m, seed='8')": r"`seed`: it cannot be '8'",

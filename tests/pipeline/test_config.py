@@ -323,6 +323,7 @@ def test_a_preset_puts_the_passes_of_later_sources_out_of_force(tmp_path: Path) 
         pytest.param(
             'inputs = "a.npz"', {"input_shapes": {"x": (1,)}}, {"input_shapes": {"x": (1,)}}, id="shapes"
         ),
+        pytest.param("input-values = { x = 1 }", {"inputs": "a.npz"}, {"inputs": "a.npz"}, id="samples"),
     ],
 )
 def test_some_options_put_others_of_later_sources_out_of_force(
