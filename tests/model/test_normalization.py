@@ -1,5 +1,6 @@
 """Models that TensorRT parses although other libraries refuse them: mended, and reported."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +133,34 @@ def test_a_local_function_out_of_order_is_sorted() -> None:
 def test_a_cycle_is_refused(text: str) -> None:
     with pytest.raises(rewriter.RewriterError, match="computed from itself"):
         load(parsed(text))
+
+
+ERFCS = """
+    g (bool k, {t}[3] x) => ({t}[3] y, {t}[3] z) {{
+        y = Erfc(x) a = Neg(y)
+        z = If (k) <then_branch = t () => ({t}[3] t) {{ t = Erfc(a) }},
+                   else_branch = e () => ({t}[3] e) {{ e = Abs(a) }}>
+    }}"""
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [("float", 1e-6), ("float16", 2e-3)])
+def test_erfc_which_onnx_lacks_becomes_erf(dtype: str, rtol: float) -> None:
+    model = load(parsed(ERFCS.format(t=dtype)))
+    assert model.notes == ("ONNX has no Erfc: 2 nodes became 1 - Erf(x)",)
+    assert ops(model) == ["Erf", "Sub", "Neg", "If"]
+    x = np.array([-1.5, 0.25, 1.0], onnx.helper.tensor_dtype_to_np_dtype(model.signature.inputs[1].dtype))
+    first, second = run(model, {"k": np.array(True), "x": x})
+    expected = [math.erfc(value) for value in x]
+    np.testing.assert_allclose(first, expected, rtol)
+    np.testing.assert_allclose(second, [math.erfc(-value) for value in expected], rtol)
+
+
+def test_an_erfc_of_the_models_own_functions_stays() -> None:
+    head, call = '<ir_version: 8, opset_import: ["" : 17, "own" : 1]>', "{ y = own.Erfc(x) }"
+    own = '<opset_import: ["" : 17], domain: "own"> Erfc (x) => (y) { y = Neg(x) }'
+    model = load(onnx.parser.parse_model(f"{head} g (float[2] x) => (float[2] y) {call} {own}"))
+    assert ops(model) == ["Erfc"]
+    assert not model.notes
 
 
 WEIGHT = "k = Constant<value = float[4] {4, 3, 2, 1}>()"

@@ -3,14 +3,18 @@
 import math
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from rewriter.base.text import count as counted
 from rewriter.ir.model.graphs import (
+    STANDARD_DOMAINS,
     fresh_name,
     reads,
     rename_reads,
     replace_items,
+    schema_of,
     subgraphs,
     topological,
     walk_graphs,
@@ -23,13 +27,13 @@ NAMED = 3  # renamed nodes that a note lists
 
 
 def normalize(model: Model) -> tuple[str, ...]:
-    """Sorts nodes, makes their names unique in each graph, and completes outputs; sentences about what
-    changed.
+    """Sorts nodes, makes their names unique in each graph, writes Erfc as Erf, and completes outputs;
+    sentences about what changed.
 
     Raises:
         ModelError: the result of a node is computed from itself.
     """
-    return (*_in_order(model), *_unique_names(model.proto), *_typed_outputs(model))
+    return (*_in_order(model), *_unique_names(model.proto), *_without_erfc(model), *_typed_outputs(model))
 
 
 def _in_order(model: Model) -> Iterator[str]:
@@ -66,6 +70,49 @@ def _unique_names(proto: onnx.ModelProto) -> Iterator[str]:
     if renamed:
         more = f", and {len(renamed) - NAMED} more" if len(renamed) > NAMED else ""
         yield (f"nodes had the name of another node, and were renamed: {', '.join(renamed[:NAMED])}{more}")
+
+
+LEAST_ERF = 9  # the operator set that added Erf
+
+
+def _without_erfc(model: Model) -> Iterator[str]:
+    """Writes Erfc(x) as 1 - Erf(x): tf2onnx leaves Keras' GELU with this operator, which ONNX lacks."""
+    graphs = list(walk_graphs(model.proto.graph))
+    erfcs = [[node for node in graph.node if _is_erfc(model, node)] for graph in graphs]
+    if not (total := sum(map(len, erfcs))):
+        return
+    for node in (node for found in erfcs for node in found):
+        node.op_type = "Erf"  # of the same type: inference then knows what follows, too
+    model.mark_edited()
+    taken = {name for graph in graphs for node in graph.node for name in (*node.input, *node.output)}
+    scopes = list(zip(graphs, erfcs, model.facts().scopes, strict=True))
+    for graph, found, facts in reversed(scopes):  # inner graphs first: an outer one copies them
+        types = {id(node): facts[name].dtype if (name := node.output[0]) in facts else 0 for node in found}
+        nodes = []
+        for node in graph.node:
+            added = _complement(node, types[id(node)], taken) if id(node) in types else []
+            nodes += [node, *added]
+        replace_items(graph.node, nodes)
+    yield f"ONNX has no Erfc: {counted(total, 'node')} became 1 - Erf(x)"
+
+
+def _is_erfc(model: Model, node: onnx.NodeProto) -> bool:
+    if node.op_type != "Erfc" or node.domain not in STANDARD_DOMAINS or len(node.input) != 1:
+        return False
+    own = any(function.name == "Erfc" for function in model.proto.functions)
+    return not own and model.opset >= LEAST_ERF and schema_of("Erfc", "", model.opset) is None
+
+
+def _complement(node: onnx.NodeProto, dtype: int, taken: set[str]) -> list[onnx.NodeProto]:
+    """The nodes that subtract the result of a node from 1, and take over its name."""
+    result = node.output[0]
+    node.output[0] = fresh_name(f"{result}/erf", taken)
+    one = fresh_name(f"{result}/one", taken)
+    value = np.ones((), onnx.helper.tensor_dtype_to_np_dtype(dtype or onnx.TensorProto.FLOAT))
+    return [
+        onnx.helper.make_node("Constant", [], [one], value=numpy_helper.from_array(value)),
+        onnx.helper.make_node("Sub", [one, node.output[0]], [result]),
+    ]
 
 
 def _typed_outputs(model: Model) -> Iterator[str]:
