@@ -1,6 +1,7 @@
 """Shows the result of `fix`: a summary, what to run next, tables for those who ask, and JSON."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from rich.console import Console
 from rewriter.base.text import Row, command_line, count, figure
 from rewriter.hazards.analysis import KINDS
 from rewriter.hazards.planning.free_fp32 import FREE
+from rewriter.hazards.types import NO_LOWER_TYPE
 from rewriter.ir.plan import SEARCHED, Decision, Plan
 from rewriter.jobs.fix.provenance import noted_tolerance
 from rewriter.passes.base import Stage
@@ -155,6 +157,8 @@ def _done(result: FixResult) -> Iterator[Row]:
         yield "Done", f"rewritten by {', '.join(names)}"
     if result.plan is not None:
         yield "Done", _types(result.plan, given=not result.depth)
+        reasons = Counter(d.reason for d in result.plan.decisions if d.rule in NO_LOWER_TYPE)
+        yield from (("", f"{reason}: {count(n, 'node')}") for reason, n in reasons.most_common(1))
     elif result.repairs:
         yield "Done", "ALL of it stays in FP32: no node is in reduced precision"
 
@@ -170,6 +174,7 @@ def _types(plan: Plan, *, given: bool) -> str:
         "at no cost": sum(d.rule in FREE for d in fp32),
         "as asked": sum(d.rule == "user" for d in fp32),
         "by the search": sum(d.rule == SEARCHED for d in fp32),
+        f"for lack of {low}": sum(d.rule in NO_LOWER_TYPE for d in fp32),
     }
     rest = len(fp32) - sum(reasons.values())
     parts = [f"{number} {why}" for why, number in (*reasons.items(), ("between these", rest)) if number]

@@ -209,7 +209,9 @@ def refused_in_type(node: NodeProto, graph: GraphView, low: int, target: Target)
     for row in rows_of(node, target, every=False):
         refused = name in row.types and row.met(node, graph, low) is not None
         if refused and row.met(node, graph, TensorProto.FLOAT) is None:
-            return f"{target} takes {node.op_type} in FP32, not in {SHORT_NAMES[low].upper()}"
+            parts = " and ".join(c.met(node, graph, low) for c in row.when if not c.types)
+            operator = f"{node.op_type} with {parts}" if parts else node.op_type
+            return f"{target} takes {operator} in FP32, not in {SHORT_NAMES[low].upper()}"
     return None
 
 

@@ -207,7 +207,7 @@ def _refusals(report: BuildReport, expected: BuildExpectation) -> tuple[list[_Re
     """The nodes that the parser refuses, or the table if none has parsed them; and faults of this library.
 
     A parser is right about its own release. It is right about another one, too, unless the table knows that
-    the two differ in the node.
+    the two differ in the node. Its errors that name no node, such as of a constant's type, come last.
     """
     own, target = Target(report.library.replace("_", "-"), numbers(report.version)[:3]), expected.target
     fits = own.library == target.library and own.version[: len(target.version)] == target.version
@@ -228,7 +228,8 @@ def _refusals(report: BuildReport, expected: BuildExpectation) -> tuple[list[_Re
             lacking.append(refusal)
         else:
             refusals.append(refusal)
-    return [*refusals, *(_Refusal.of(row) for name, row in there.items() if name not in known)], lacking
+    refusals += (_Refusal.of(row) for name, row in there.items() if name not in known)
+    return sorted(refusals, key=lambda refusal: not refusal.op), lacking
 
 
 def _is_about(error: ParserError, row: RefusedNode) -> bool:

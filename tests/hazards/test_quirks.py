@@ -244,6 +244,13 @@ def test_what_the_parser_takes_in_fp32_and_fp16_alone_stays_out_of_bf16() -> Non
     assert "Mish" in found
 
 
+def test_a_recurrence_with_lengths_says_that_they_keep_it_in_fp32() -> None:
+    text = "g (float[4,2,8] x, float[1,16,8] w, float[1,16,16] r, int32[2] n) => (float[4,1,2,16] y)"
+    layer = analyzed(text + "{ y = RNN <hidden_size = 16> (x, w, r, , n) }")
+    (hazard,) = no_lower_type(layer)
+    assert hazard.reason == "tensorrt takes RNN with n in FP32, not in FP16"
+
+
 def test_a_dla_leaves_operators_to_the_gpu() -> None:
     text = "g (float[1,4,4,4] x) => (float[1,4,4,4] z) { y = Relu(x) e = Erf(y) z = Tanh(e) }"
     request = PrecisionRequest(target=Target.parse("dla"))

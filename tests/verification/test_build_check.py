@@ -217,6 +217,15 @@ def test_a_quantised_bias_in_int32_is_refused_by_name(tmp_path: Path) -> None:
     assert "bias_DequantizeLinear (DequantizeLinear)" in details(check) and "in INT32" in details(check)
 
 
+@needs_rtx
+def test_a_constant_of_a_refused_type_names_its_node_before_the_parser_names_none(tmp_path: Path) -> None:
+    text = "g (uint64[2] n) => (float[2] y) <uint64[2] big = {8, 2}> { m = Add(n, big) y = Cast<to = 1>(m) }"
+    feeds = {"n": np.ones(2, np.uint64)}
+    check = checked(graph(text), tmp_path, feeds)
+    assert check.details[0].endswith("takes no Add with n in UINT64"), check.details
+    assert "Failed to import initializer: big" in check.details[-2]
+
+
 @values
 def test_precision_warnings_of_the_builder_are_explained(warning: str, meaning: str) -> None:
     (warned,) = warnings_for_users([warning, "Int64 binding of x"])
