@@ -24,8 +24,9 @@ class FileLine(NamedTuple):
 
 
 def latency(shares: Iterable[LatencyShare]) -> str:
-    """The latency as shares of others: `45 % of FP32's, 98 % of plain FP16's`."""
-    return ", ".join(f"{100 * share.share:.0f} % of {share.of}'s" for share in shares)
+    """The latency as shares of others: `45 % of FP32's (estimated), 98 % of plain FP16's`."""
+    sources = ((share, "" if share.measured else " (estimated)") for share in shares)
+    return ", ".join(f"{100 * share.share:.0f} % of {share.of}'s{source}" for share, source in sources)
 
 
 def files_table(lines: Iterable[FileLine]) -> Table:

@@ -140,7 +140,8 @@ def _gain(share: float, of: str, source: str = "") -> str:
     """
     if share <= NO_GAIN:
         return f"{1.0 / share:.2g} times as fast as {of}{source}"
-    return f"{'slower than' if share > 1.0 / NO_GAIN else 'as slow as'} {of}: {100 * share:.0f} %{source}"
+    alike = "as slow as" if of == "FP32" else "as fast as"
+    return f"{'slower than' if share > 1.0 / NO_GAIN else alike} {of}: {100 * share:.0f} %{source}"
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,8 @@ class Conclusion:
 class FixResult(FixOutcome, Summary):
     __doc__ = f"""{str(FixOutcome.__doc__).rstrip()}
         ending: How it ended, in the words of the report's first line; `conclusion`: the limit and the remedy.
-        gain: Its speed and accuracy beside FP32, in the same words; "" if its latency is unknown.
+        gain: Its speed and accuracy beside FP32, or beside plain FP16 if only that was measured, in the
+            same words; "" if its latency is unknown.
         gaps: Reasons why checks that passed are no proof; () if one failed, or none was made.
     """
 
@@ -198,10 +200,12 @@ class FixResult(FixOutcome, Summary):
 
     @property
     def gain(self) -> str:
-        share = next((share for share in self.latency_shares if share.of == "FP32"), None)
+        shares = sorted(self.latency_shares, key=lambda share: (not share.measured, share.of != "FP32"))
+        other = (share for share in shares if share.of == "FP32" or (share.measured and share.share != 1.0))
+        share = next(other, None)  # a result that is plain FP16 has a share of 1 of it
         if share is None or any(check.device == CPU for check in self.checks):
             return ""
-        words = _gain(share.share, "FP32", "" if share.measured else " (estimated)")
+        words = _gain(share.share, share.of, "" if share.measured else " (estimated)")
         lost = self.end.worse or "original" in self.gap_kinds
         exact = self.end.kind == "verified" and not lost
         alike = exact and share.share <= NO_GAIN

@@ -26,6 +26,7 @@ from rewriter.report import locate as locate_report
 from rewriter.report import verify as verify_report
 from rewriter.report.causes import Cause
 from rewriter.report.fix import next_step
+from rewriter.report.pipeline import latency
 from rewriter.report.progress import _TimeLeft
 from rewriter.report.results import FixResult, VerifyResult
 from rewriter.report.tables import grouped
@@ -107,6 +108,8 @@ def printed(shown: FixResult, verbosity: int = 0) -> str:
     report.print_result(shown, out, verbosity=verbosity)
     return stream.getvalue()
 
+
+SHARES = (LatencyShare("FP32", 0.44, measured=False), LatencyShare("plain FP16", 1.07, measured=True))
 
 CAUSE = Cause(
     "unfused-norm",
@@ -301,6 +304,11 @@ def test_a_failure_names_the_check_the_output_and_the_file() -> None:
             id="no gain",
         ),
         pytest.param(
+            {"verdict": BUILT, "latency_shares": SHARES},
+            "built without a GPU, slower than plain FP16: 107 %: out/fixed.onnx",
+            id="a measured latency before an estimated one",
+        ),
+        pytest.param(
             {"verdict": Verdict((*GOOD.checks[:2], Check("run", True, "on a GPU", (output(),))))},
             "Verified on this GPU: out/fixed.onnx",
             id="an engine ran it",
@@ -375,9 +383,13 @@ def test_the_command_for_the_machine_with_the_gpu_is_whole() -> None:
 
 
 def test_shares_of_latency_name_their_source() -> None:
-    shares = (LatencyShare("FP32", 0.44, measured=False), LatencyShare("plain FP16", 1.07, measured=True))
     words = "Latency 107 % of plain FP16's (measured); 44 % of FP32's (estimated, recorded on an H200"
-    assert words in flat(printed(result(latency_shares=shares)))
+    assert words in flat(printed(result(latency_shares=SHARES)))
+    assert latency(SHARES) == "44 % of FP32's (estimated), 107 % of plain FP16's"
+    itself = (SHARES[0], replace(SHARES[1], share=1.0))
+    assert result(verdict=BUILT, latency_shares=itself).gain.startswith(
+        "2.3 times as fast as FP32 (estimated)"
+    )
 
 
 @values
