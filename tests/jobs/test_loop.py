@@ -168,8 +168,12 @@ def small() -> dict[str, Any]:
 CANDIDATES = "rewriter.jobs.fix.candidates"
 
 
-def measured(error: float, *, failed: bool = False, cured: bool = False) -> Any:
-    return SimpleNamespace(relative_l2=error, error=error, failed=(1,) if failed else (), cured=cured)
+def measured(error: float, *, failed: bool = False, cured: bool = False, changed: bool = False) -> Any:
+    """An attempt; a pass of one that is `changed` has changed the result in FP32."""
+    failures = ("structure",) * changed + ("emulation",) * failed
+    return SimpleNamespace(
+        relative_l2=error, error=error, failed=failures, cured=cured, has_failed=failures.__contains__
+    )
 
 
 @values
@@ -181,6 +185,12 @@ def test_the_objective(attempts: list[tuple[float, float]], latency_tolerance: f
 def test_a_fast_result_that_fails_is_not_handed_out_and_of_failures_the_most_accurate_is() -> None:
     assert best([measured(1e-3), measured(1e-4, failed=True)], [10.0, 1.0]) == 0
     assert best([measured(3.0, failed=True), measured(2.0, failed=True)], [1.0, 10.0]) == 1
+
+
+def test_an_attempt_whose_passes_changed_the_result_is_no_base_for_others() -> None:
+    changed, sound = measured(1.0, changed=True), measured(5.0, failed=True)
+    assert best([changed, sound, changed], [1.0, 10.0, 1.0]) == 1
+    assert best([changed, changed], [1.0, 1.0]) == 1
 
 
 def test_of_plans_that_are_right_with_tf32_off_the_fastest_of_the_most_accurate_is_handed_out() -> None:

@@ -56,7 +56,7 @@ def best(attempts: Sequence[Attempt], latencies: Sequence[float], latency_tolera
     Returns:
         The index of the best attempt, the first of equals. If none passes, the fastest of those with the
         smallest error that are right with TF32 off; else the one with the smallest error, and the last of
-        equals, which has more in FP32.
+        equals, which has more in FP32, of those whose passes kept the result in FP32: others build on it.
     """
     indices = range(len(attempts))
     passing = [index for index in indices if not attempts[index].failed]
@@ -65,7 +65,8 @@ def best(attempts: Sequence[Attempt], latencies: Sequence[float], latency_tolera
         alike = [index for index in cured if attempts[index].error <= ALIKE * least]
         return min(alike, key=lambda index: latencies[index])
     if not passing:
-        return min(reversed(indices), key=lambda index: attempts[index].error)
+        sound = [index for index in indices if not attempts[index].has_failed("structure")]
+        return min(reversed(sound or indices), key=lambda index: attempts[index].error)
     limit = (1.0 + latency_tolerance) * min(latencies[index] for index in passing)
     near = [index for index in passing if latencies[index] <= limit]
     return min(near, key=lambda index: attempts[index].relative_l2)
