@@ -114,7 +114,7 @@ def verify(
         RewriterError: bad model, data or option; an engine that was named and cannot run here.
     """
     request = combined(VerifyOptions, options, keywords)
-    return VerifyResult(**vars(verify_job(original, fixed, request, progress or silent)))
+    return VerifyResult.of(verify_job(original, fixed, request, progress or silent))
 
 
 scan = _verb(scan_job)

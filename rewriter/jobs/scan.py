@@ -31,7 +31,7 @@ from rewriter.runtime.engines.probing import known_target
 from rewriter.runtime.engines.this_machine import parser_here
 from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.inputs import Samples
-from rewriter.runtime.inputs.samples import DataSource
+from rewriter.runtime.inputs.samples import DataSource, Unshown
 from rewriter.runtime.metrics.metrics import METRICS
 from rewriter.runtime.metrics.tolerances import TOLERANCES
 from rewriter.runtime.ranges import measure
@@ -39,7 +39,7 @@ from rewriter.target import Target
 from rewriter.target.operators import REMEDY
 from rewriter.verification.arithmetic_checks import conditioning, excused, quantisers
 from rewriter.verification.compare_runs import Standard
-from rewriter.verification.expected import run_all
+from rewriter.verification.expected import run_all, unshown
 from rewriter.verification.verdict import Check
 
 TF32_NOTED = 2e-3
@@ -142,10 +142,10 @@ def scan(
         wanted = hazards.PrecisionRequest(request.precision, target=target, stand_in=parser_here(target))
         seen = list(analyses(whole, ranges, wanted))
         findings = list(_unrepaired(whole, samples, target, [*_findings(seen, rules)]))
-    plain = None
+    plain, hidden = None, Unshown()
     if samples.source.real:
         with stage(lowering):
-            plain = _plain(original, samples, request.precision, target)
+            plain, hidden = _plain(original, samples, request.precision, target)
         findings = list(_with_verdict(findings, plain))
     with stage("emulating TF32"):
         findings.extend(_tf32(whole, list(islice(samples, 1))))
@@ -161,7 +161,7 @@ def scan(
         request.precision,
         target,
         tuple(findings),
-        samples.source,
+        replace(samples.source, unshown=hidden),
         sum(len(s.nodes) for s in seen),
         plain,
         (*original.notes, *unmeasured, *data_warnings(original, samples)),
@@ -180,8 +180,12 @@ def _at_most_warnings(findings: Iterable[Finding], kinds: Container[str]) -> Ite
         yield replace(finding, severity="warning") if error else finding
 
 
-def _plain(original: Model, samples: Samples, precision: Precision, target: Target) -> Check | None:
-    """The emulation of a model as it is, as `fix` makes it before any repair; None if it does not run.
+def _plain(
+    original: Model, samples: Samples, precision: Precision, target: Target
+) -> tuple[Check | None, Unshown]:
+    """The emulation of a model as it is, as `fix` makes it before any repair, and `unshown`.
+
+    The check is None if the model does not run.
 
     A model with plugins is emulated up to them.
     """
@@ -190,12 +194,12 @@ def _plain(original: Model, samples: Samples, precision: Precision, target: Targ
     try:
         sums, _, judged, expected = judged_samples(original, samples, recorded_sums(target), default=True)
     except ArithmeticRunError:
-        return None  # the measured ranges have said so
+        return None, Unshown()  # the measured ranges have said so
     standard = Standard.of(original, TOLERANCES[precision])
     check = check_before(original, expected, judged, precision, sums, standard)
-    if check is None or not quantisers(original):
-        return check
-    return excused(check, lambda: conditioning(original, judged, expected), quantised=True)
+    if check is not None and quantisers(original):
+        check = excused(check, lambda: conditioning(original, judged, expected), quantised=True)
+    return check, unshown(expected.of_model)
 
 
 def _with_verdict(findings: Sequence[Finding], plain: Check | None) -> Iterator[Finding]:

@@ -48,12 +48,12 @@ from rewriter.verification.compare_runs import BuildRun, Standard, run_check
 from rewriter.verification.expected import (
     MOST_SAMPLES,
     Expected,
-    all_empty,
     as_declared,
     expected_outputs,
     judging,
     load_origin,
     require_same_ports,
+    unshown,
 )
 from rewriter.verification.not_finite import nan_warnings
 from rewriter.verification.verdict import CPU, Check, Verdict
@@ -185,7 +185,7 @@ def verify_in(
             missing = _without_reference(judge, models[0], chosen)
             exact = [] if judge.expected is None else judge.expected.of_model
             made_nan = nan_warnings(models[0], judge.samples, exact)
-        data = replace(data, empty_outputs=all_empty(exact))
+        data = replace(data, unshown=unshown(exact))
         result = VerifyOutcome(before, after, engine="emulation", device=CPU, tolerance=held, data=data)
         if chosen.engine is None:
             sums = request.accumulation or sums_of(models[1], judge.target)

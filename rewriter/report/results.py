@@ -175,7 +175,7 @@ class FixResult(FixOutcome, Summary):
     @classmethod
     def of(cls, outcome: FixOutcome) -> FixResult:
         result = cls(**vars(outcome))
-        result.warnings = [*_remarks(outcome), *outcome.warnings]
+        result.warnings = [*_remarks(outcome), *_unproven(outcome.data), *outcome.warnings]
         return result
 
     @property
@@ -221,6 +221,15 @@ class FixResult(FixOutcome, Summary):
 
         yield "Verdict", fix.verdict_line(self)
         yield from fix.rows(self, everything=False)
+
+
+def _unproven(data: DataSource | None) -> Iterator[str]:
+    """A remark on outputs by which no error shows, if there are others."""
+    if data is not None and not data.unshown.all_outputs:
+        names = [f"{name} (empty)" for name in data.unshown.empty]
+        names += [f"{name} (0 throughout)" for name in data.unshown.zeros]
+        if names:
+            yield f"no proof on these samples: {', '.join(names)}"
 
 
 def _remarks(result: FixOutcome) -> Iterator[str]:
@@ -343,6 +352,11 @@ class VerifyResult(VerifyOutcome, Summary):
     __doc__ = f"""{str(VerifyOutcome.__doc__).rstrip()}
         ending, gain, gaps: As of `FixResult`.
     """
+
+    @classmethod
+    def of(cls, outcome: VerifyOutcome) -> VerifyResult:
+        fields = vars(outcome) | {"warnings": (*outcome.warnings, *_unproven(outcome.data))}
+        return cls(**fields)
 
     @property
     def ending(self) -> str:

@@ -18,6 +18,8 @@ from rewriter.ir.plan import logical_name
 from rewriter.runtime.emulation import reference, rounded
 from rewriter.runtime.engines.onnxruntime import Session
 from rewriter.runtime.inputs import Samples
+from rewriter.runtime.inputs.samples import Unshown
+from rewriter.runtime.metrics.pairwise_error import is_float
 from rewriter.runtime.metrics.parts import Part, parts_of
 from rewriter.runtime.metrics.tolerances import RELATIVE_L2, precision_of
 
@@ -55,9 +57,17 @@ class Expected:
         return parts_of(self.exact)
 
 
-def all_empty(outputs: Sequence[Outputs]) -> bool:
-    """True if no output of any sample has an element: then nothing was compared."""
-    return bool(outputs) and not any(array.size for sample in outputs for array in sample.values())
+def unshown(outputs: Sequence[Outputs]) -> Unshown:
+    """Returns the outputs by which no error shows: without an element, or 0 throughout, on every sample.
+
+    Zeros of integers beside other outputs are results, such as a label.
+    """
+    arrays = {name: [sample[name] for sample in outputs] for sample in outputs[:1] for name in sample}
+    blank = {n: of for n, of in arrays.items() if not any(array.astype(bool).any() for array in of)}
+    empty = tuple(name for name, of in blank.items() if not any(array.size for array in of))
+    whole = bool(blank) and len(blank) == len(arrays)
+    zeros = (name for name, of in blank.items() if name not in empty and (whole or is_float(of[0])))
+    return Unshown(empty, tuple(zeros), whole)
 
 
 def judging(samples: Samples, most: int = MOST_SAMPLES) -> list[int]:

@@ -386,11 +386,30 @@ def test_a_constant_mask_beside_other_inputs_is_no_constant_sample() -> None:
     assert load_samples([sample | {"x": ZEROS}], model).source.doubt == "constant samples"
 
 
-@pytest.mark.parametrize(("last", "doubt"), [(-2.0, "samples with empty outputs"), (2.0, "")])
-def test_outputs_without_an_element_prove_nothing(last: float, doubt: str) -> None:
-    model = graphs.graph("g (float[4] x) => (int64[1,n] y) { p = Relu(x) y = NonZero(p) }")
+@pytest.mark.parametrize(
+    ("outputs", "last", "doubt", "named"),
+    [
+        pytest.param("(int64[1,n] i)", -2.0, "samples with empty outputs", "", id="empty"),
+        pytest.param("(int64[1,n] i)", 2.0, "", "", id="an element"),
+        pytest.param("(float[4] p)", -2.0, "samples with outputs of zeros", "", id="zeros"),
+        pytest.param("(float[4] p, int64[1,n] i)", -2.0, "samples with outputs of zeros", "", id="both"),
+        pytest.param("(float[4] p)", 2.0, "", "", id="one that is not zero"),
+        pytest.param("(float[4] p, float[4] q)", -2.0, "", "p (0 throughout)", id="zeros beside others"),
+        pytest.param(
+            "(float[4] p, float[4] q, int64[1,n] i)", -2.0, "", "i (empty), p (0 throughout)", id="each kind"
+        ),
+        pytest.param("(float[4] q, int64 k)", -2.0, "", "", id="a label that is 0"),
+    ],
+)
+def test_outputs_that_hold_nothing_prove_nothing(outputs: str, last: float, doubt: str, named: str) -> None:
+    body = "p = Relu(x) i = NonZero(p) q = Abs(x) k = ArgMin<keepdims=0>(q)"
+    model = graphs.graph(f"g (float[4] x) => {outputs} {{ {body} }}")
     samples = [{"x": np.array([-1, -2, -3, end], np.float32)} for end in (-1.0, last)]
     result = rewriter.fix(model, inputs=samples, build=False, target="10.13")
     assert result.data is not None and result.verified and result.data.doubt == doubt
     compared = rewriter.verify(model, result.model, inputs=samples, engine="emulation")
     assert compared.passed and compared.data.doubt == doubt
+    assert rewriter.scan(model, inputs=samples).data.doubt == doubt
+    for warnings in (result.warnings, compared.warnings):
+        notes = [text for text in warnings if text.startswith("no proof")]
+        assert notes == ([f"no proof on these samples: {named}"] if named else [])

@@ -31,7 +31,7 @@ from rewriter.runtime.inputs.sizes import room
 from rewriter.runtime.metrics.tolerances import precision_of
 from rewriter.runtime.ranges import along_depth
 from rewriter.verification.arithmetic_checks import explained, quantisers
-from rewriter.verification.expected import MOST_SAMPLES, all_empty
+from rewriter.verification.expected import MOST_SAMPLES, unshown
 from rewriter.verification.verdict import ARITHMETIC, Check, Verdict, deciding
 
 EXPLAINED, LEAST_EXPLAINED_S = 0.1, 10.0
@@ -83,7 +83,7 @@ def run(job: FixJob) -> FixOutcome:
                 room=sizes,
                 profiled=data.profiled | job.deployment.profile.keys(),
                 beyond=job.deployment.beyond(samples.source.spans),
-                empty_outputs=verifier.expected is not None and all_empty(verifier.expected.of_model),
+                unshown=unshown([] if verifier.expected is None else verifier.expected.of_model),
             ),
             verdict=Verdict(tuple(checks)) if request.verify or checks else None,
             warnings=[*attempt.warnings, *verifier.not_run(), *notes],

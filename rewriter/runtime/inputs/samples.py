@@ -51,6 +51,15 @@ class Room:
 
 
 @dataclass(frozen=True)
+class Unshown:
+    """The original's outputs by which no error shows, as each sample's has no element, or only zeros."""
+
+    empty: tuple[str, ...] = ()
+    zeros: tuple[str, ...] = ()
+    all_outputs: bool = False  # True if it has no others
+
+
+@dataclass(frozen=True)
 class DataSource:
     """Where samples came from."""
 
@@ -78,8 +87,7 @@ class DataSource:
     beyond: Mapping[str, tuple[Shape, Shape]] = field(default_factory=dict)
     constant: bool = False  # True if every input with several elements holds one value in each sample
     repeated: bool = False  # True if there are several samples, all of them the same
-    # True if the original's outputs have no element on any of them, as of a detector that finds nothing
-    empty_outputs: bool = False
+    unshown: Unshown = field(default_factory=Unshown)
 
     @property
     def all_spans(self) -> dict[str, Span]:
@@ -93,8 +101,8 @@ class DataSource:
             return "random data"
         if self.constant:
             return "constant samples"
-        if self.empty_outputs:
-            return "samples with empty outputs"
+        if self.unshown.all_outputs:
+            return f"samples with {'outputs of zeros' if self.unshown.zeros else 'empty outputs'}"
         return f"one sample, {self.samples} times" if self.repeated else ""
 
 
