@@ -20,13 +20,14 @@ from rewriter.ir.model.graphs import UNKNOWN_DOMAIN, holders, schema_of, subgrap
 from rewriter.ir.model.model import without_weights
 from rewriter.ir.model.normalization import lift_large_constants
 from rewriter.ir.patterns.values import repeats_reshape, selected
+from rewriter.passes.algorithms.constant_branches import take_branches
 from rewriter.passes.base import Change, Context, Event, Exactness, ModelPass, Refusal
 
 OPTIMIZERS = frozenset(
     """
     nop eliminate_common_subexpression eliminate_consecutive_idempotent_ops eliminate_deadend
-    eliminate_identity eliminate_if_with_const_cond eliminate_nop_cast
-    eliminate_nop_concat eliminate_nop_dropout eliminate_nop_expand eliminate_nop_flatten eliminate_nop_pad
+    eliminate_identity eliminate_nop_cast eliminate_nop_concat
+    eliminate_nop_dropout eliminate_nop_expand eliminate_nop_flatten eliminate_nop_pad
     eliminate_nop_reduce eliminate_nop_reshape eliminate_nop_split eliminate_nop_transpose
     eliminate_nop_with_unit eliminate_optional_get_element eliminate_optional_has_element
     eliminate_reshape_family_on_constant eliminate_sequence_at_construct
@@ -76,8 +77,8 @@ class Simplify(ModelPass):
     may sum the product before it in FP32 because of it.
 
     Removed, too, are Expands to the target of the Reshape before them (TensorFlow's BroadcastTo), Wheres with
-    a constant condition (JAX), and optional outputs that nothing reads. Weights that a BatchNormalization
-    standardises become constants.
+    a constant condition (JAX), and optional outputs that nothing reads. An If with a constant condition
+    becomes its branch. Weights that a BatchNormalization standardises become constants.
 
     Declines:
         - an install without onnxsim, such as the light one
@@ -99,13 +100,16 @@ class Simplify(ModelPass):
 
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
         first = _operators(model)
-        changed = _drop_unread(model) | _drop_idle(model, self.name)
-        for _ in range(MOST_ROUNDS):
+        changed = _drop_unread(model) | _drop_idle(model, self.name) | take_branches(model, self.name)
+        rounds = MOST_ROUNDS
+        while rounds:
             before = _operators(model, inner=True)
             outcome = _round(model, self.name)
             if isinstance(outcome, Refusal) and not changed:
                 yield outcome
-            advanced = _drop_idle(model, self.name) or outcome is True
+            taken = take_branches(model, self.name)
+            rounds -= not taken  # each level of nested Ifs needs a round, which computes its conditions
+            advanced = _drop_idle(model, self.name) or outcome is True or taken
             changed = changed or advanced
             if not advanced or (before - _operators(model, inner=True)).keys() <= _UNLOCKS_NOTHING:
                 break
