@@ -199,8 +199,11 @@ class _Refusal:
     remedy: str = ""
 
     @classmethod
-    def of(cls, row: RefusedNode, said: str = "") -> _Refusal:
-        return cls(row.node.name, row.node.op_type, f"{row}" + (f" ({said})" if said else ""), row.row.remedy)
+    def of(cls, row: RefusedNode, message: str = "") -> _Refusal:
+        """A refusal by the table, with the words of an assertion: `a == "b" && "Only b " "is taken"`."""
+        said = re.search(r'(?:.*&& )?"(.*)"', message)
+        words = f" ({said[1]})".replace('" "', "") if said else ""
+        return cls(row.node.name, row.node.op_type, f"{row}{words}", row.row.remedy)
 
 
 def _refusals(report: BuildReport, expected: BuildExpectation) -> tuple[list[_Refusal], list[_Refusal]]:
@@ -218,10 +221,9 @@ def _refusals(report: BuildReport, expected: BuildExpectation) -> tuple[list[_Re
     for error in report.parser_errors:
         row = next((row for row in here.values() if _is_about(error, row)), None)
         plugin = not onnx.defs.has(error.op) and any(part in error.message for part in LACKING)
-        said = re.search(r'"(.*)"', error.message)
-        refusal = (
-            _Refusal.of(row, said[1] if said else "") if row else _Refusal(error.node, error.op, str(error))
-        )
+        refusal = _Refusal(error.node, error.op, str(error))
+        if row is not None:
+            refusal = _Refusal.of(row, error.message)
         known |= {row.name} if row else set()
         elsewhere = row.name not in there if row else plugin and bool(error.op)
         if NEEDS_GPU in error.message or elsewhere:

@@ -147,8 +147,12 @@ def test_what_the_target_takes_is_no_refusal_of_another_library() -> None:
     assert judged_report(report, expectation(model, target=Target.parse("tensorrt-rtx"))).passed is False
 
 
-def test_the_sentence_has_node_attribute_remedy_and_the_parser_s_own_words() -> None:
-    error = ParserError("pool", "MaxPool", 'outputs <= 1 && "only one output."')
+@pytest.mark.parametrize("condition", ["outputs <= 1", '(kind == "a" || kind == "b")'])
+@pytest.mark.parametrize("words", ['"only one output."', '"only one " "output."'])
+def test_the_sentence_has_node_attribute_remedy_and_the_parser_s_own_words(
+    condition: str, words: str
+) -> None:
+    error = ParserError("pool", "MaxPool", f"{condition} && {words}")
     expected = expectation(POOLS, target=Target.parse("tensorrt-rtx 1.5"))
     check = judged_report(refusing(error), expected)
     sentence = "node pool (MaxPool): tensorrt-rtx 1.7.1 takes no MaxPool with k (only one output.)"
