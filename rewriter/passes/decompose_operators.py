@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,15 +28,16 @@ class DecomposeOperators(ModelPass):
     where FP16 has room for it. A DFT of constant length is a product by a matrix of cosines and sines. ONNX's
     Attention is written out where it caps its scores, has past keys, several outputs, a causal mask beside
     another, or sizes without a kernel. A Resize with antialias or half_pixel_symmetric, of constant size, is
-    a product by a constant matrix along each axis. A Softmax or an ArgMax of a vector gets a second axis.
-    A Col2Im (torch's fold) of constant sizes is a ConvTranspose that puts every entry at its place.
+    a product by a constant matrix along each axis, and so is one that cuts out a part or keeps the ratio. A
+    Softmax or an ArgMax of a vector gets a second axis. A Col2Im (torch's fold) of constant sizes is a
+    ConvTranspose that puts every entry at its place.
 
     Declines:
         - ONNX's Attention, of heads of unknown number or width, with a window, or with lengths of a cache
         - a contributed attention with past keys, several outputs, packed or unknown inputs, or a causal mask
         - a mask of an attention that is no [batch, keys]
         - the mean and deviation of a norm; batches that are transposed
-        - a Resize of computed sizes, of other axes than the last two, or that keeps the ratio
+        - a Resize of computed sizes or corners, or of other axes than the last two
         - a DFT of unknown length or more than 2048 points, and a one-sided one of complex numbers
         - a Col2Im of computed sizes or unknown channels, or of other than two axes
     """
@@ -125,6 +126,9 @@ OF_TWO_AXES = ("Softmax", "LogSoftmax", "Hardmax", "ArgMax", "ArgMin")
 
 LOWEST = float(np.finfo(np.float32).min)
 
+CROP = "tf_crop_and_resize"
+"""Mode of a Resize that cuts out a part first, of axes that change their size: ONNX Runtime does no more."""
+
 UNKNOWN = -(2**31)
 """No axis, and no length."""
 
@@ -138,8 +142,9 @@ def _definition(node: NodeProto) -> _Definition | None:
     if is_op(node, "DFT", "Attention"):
         return _dft if node.op_type == "DFT" else _onnx_attention
     if is_op(node, "Resize"):
-        symmetric = attribute(node, "coordinate_transformation_mode") == "half_pixel_symmetric"
-        return _resize if symmetric or attribute(node, "antialias", 0) else None
+        odd = attribute(node, "coordinate_transformation_mode") in ("half_pixel_symmetric", CROP)
+        keeps = attribute(node, "keep_aspect_ratio_policy", "stretch") != "stretch"
+        return _resize if odd or keeps or attribute(node, "antialias", 0) else None
     if is_op(node, "Col2Im"):
         return _col2im
     if node.op_type == "SimplifiedLayerNormalization":
@@ -299,35 +304,61 @@ def _resize(call: _Call) -> str | Refusal:
     """A product by a constant matrix on either side."""
     graph, node = call.graph, call.node
     before, after = (graph.shape(name) or () for name in (node.input[0], node.output[0]))
+    rank, crops = len(before), call.get("coordinate_transformation_mode") == CROP
+    axes = [axis % rank for axis in call.get("axes", range(rank))]
+    corners = graph.constant(node.input[1]) if crops else np.repeat([0.0, 1.0], len(axes))
+    if corners is None or (crops and (call.has(2) or call.get("extrapolation_value", 0.0))):
+        return call.refusal("it cuts out a part by computed corners or a scale, or surrounds it with a value")
+    cuts = dict(zip(axes, corners.reshape(2, -1).T.tolist(), strict=True))
     resized = [axis for axis, sizes in enumerate(zip(before, after, strict=True)) if sizes[0] != sizes[1]]
-    if not resized or min(resized) < len(before) - 2 or len(before) < 2:
+    if not resized or min(resized) < rank - 2 or rank < 2:
         return call.refusal("it resizes other axes than the last two")
-    if call.get("keep_aspect_ratio_policy", "stretch") != "stretch":
-        return call.refusal("it keeps the ratio of its sizes")
     last = call[0]
     for axis in resized:
-        columns = _resizing_matrix(call, axis, len(before), before[axis], after[axis])
-        if columns is None:
-            return call.refusal("its sizes or scales are not constant")
-        left, base = axis == len(before) - 2, f"{node.output[0]}/axis{axis}"
+        size, out = before[axis], after[axis]
+        scale = _scale(call, axes, axis, before, after)
+        if scale is None or not isinstance(size, int) or not isinstance(out, int):
+            return call.refusal("its sizes or scales are not constant, or its ratio gives a part of a pixel")
+        columns = _resizing_matrix(call, size, out, scale, cuts[axis])
+        left, base = axis == rank - 2, f"{node.output[0]}/axis{axis}"
         name = call.named(graph.add_constant(base, columns.T if left else columns, node.input[0]))
         last = f"MatMul({name}, {last})" if left else f"MatMul({last}, {name})"
     return f"y0 = {last}"
 
 
-def _resizing_matrix(call: _Call, axis: int, rank: int, size: object, out: object) -> Array | None:
-    """Resizes every unit vector of an axis, as ONNX Runtime does: float32 [size, out]; None if unknown."""
-    scales = call.graph.constant(call.node.input[2]) if call.has(2) else None
-    if not isinstance(size, int) or not isinstance(out, int) or (call.has(2) and scales is None):
+def _scale(
+    call: _Call, axes: list[int], axis: int, before: Sequence[Any], after: Sequence[Any]
+) -> float | None:
+    """The scale of an axis that changes its size; None if a size that it depends on is not constant.
+
+    Without sizes, ONNX Runtime rounds a size down, but one that keeps the ratio to the nearest.
+    """
+    scales, sizes = (call.graph.constant(call.node.input[i]) if call.has(i) else None for i in (2, 3))
+    policy = {"not_larger": min, "not_smaller": max}.get(call.get("keep_aspect_ratio_policy", ""))
+    seen = [before[a] for a in (axes if policy else [axis])]
+    if not all(isinstance(size, int) for size in (*seen, after[axis])):
         return None
-    axes = [a % rank for a in call.get("axes", range(rank))]
-    ratio = out / size if scales is None else float(scales[axes.index(axis)])
+    if call.has(2):
+        return None if scales is None else float(scales[axes.index(axis)])
+    if policy is None:
+        return float(after[axis] / before[axis])
+    ratio = 0.0 if sizes is None else float(policy(sizes / seen))
+    return ratio if int(ratio * before[axis]) == after[axis] else None
+
+
+def _resizing_matrix(call: _Call, size: int, out: int, scale: float, cut: Sequence[float]) -> Array:
+    """Resizes every unit vector of an axis, as ONNX Runtime does: float32 [size, out]."""
+    crops = cut if call.get("coordinate_transformation_mode") == CROP else ()
+    given = "x, corners, , sizes" if crops else "x, , scales"
+    start, end = cut
     text = f"""<ir_version: 8, opset_import: ["" : {call.graph.model.opset}]>
         g (float[1, 1, {size}, {size}] x) => (float[1, 1, {size}, {out}] y)
-        <float[4] s = {{1, 1, 1, {ratio:.9e}}}> {{ y = Resize(x, , s) }}"""
+        <float[4] scales = {{1, 1, 1, {scale:.9e}}}, int64[4] sizes = {{1, 1, {size}, {out}}},
+         float[8] corners = {{0, 0, 0, {start:.9e}, 1, 1, 1, {end:.9e}}}> {{ y = Resize({given}) }}"""
     model = load(parser.parse_model(text))
     (resize,) = (node for node in model.proto.graph.node if node.op_type == "Resize")
-    resize.attribute.extend(a for a in call.node.attribute if a.name != "axes")
+    dropped = ("axes", "keep_aspect_ratio_policy")
+    resize.attribute.extend(a for a in call.node.attribute if a.name not in dropped)
     with Session(model) as session:
         columns: Array = session.run({"x": np.eye(size, dtype=np.float32)[None, None]})["y"][0, 0]
     return columns
