@@ -215,7 +215,6 @@ HEAD = """
     <float[4,4] w = {1,0,0,0, 0,1,0,0, 0,0,1,0, 0,0,0,1}, float[4] b = {1,2,3,4}> {
 """
 BIAS = f"{HEAD} m = MatMul(x, w)\n a = Add(m, b)\n y = MatMul(a, v) }}"
-VIT_B = "m = MatMul(x, w) a = Add(m, b) y = MatMul(a, v)"
 NORMED = f"""{HEAD} m = MatMul(x, w)
     a = Add(m, r)
     u = Unsqueeze(a, first)
@@ -261,12 +260,23 @@ def test_the_evidence_is_the_product() -> None:
 
 
 @values
-def test_a_product_has_an_own_epilogue_where_arithmetic_does_not_decide(rows: int, expected: str) -> None:
-    text = f"g (float[N,768] x) => (float[N,768] y) {{ {VIT_B} }}"
+def test_a_product_has_an_own_epilogue_up_to_a_size(rows: int, nodes: str, expected: str) -> None:
+    text = f"g (float[N,768] x) => (float[N,768] y) {{ {nodes} }}"
     shapes = {"w": (768, 3072), "b": (3072,), "v": (3072, 768)}
     sample = {"x": np.broadcast_to(np.float32(), (rows, 768))}
     found = planned(graphs.weighted(text, **shapes), PrecisionRequest(epilogues="own", sample=sample))
     assert " ".join(kept(found)) == expected
+
+
+@values
+def test_a_large_result_that_a_view_and_a_transpose_move_stays_fp16(rows: int, expected: str) -> None:
+    text = """
+        g (float[N,768] x) => (float[12,N,192] y) <int64[3] heads = {-1, 12, 192}> {
+            m = MatMul(x, w) a = Add(m, b) h = Reshape(a, heads) t = Transpose<perm = [1, 0, 2]>(h)
+            y = MatMul(t, v) }"""
+    sample = {"x": np.broadcast_to(np.float32(), (rows, 768))}
+    source = graphs.weighted(text, w=(768, 2304), b=(2304,), v=(192, 192))
+    assert " ".join(kept(planned(source, PrecisionRequest(epilogues="own", sample=sample)))) == expected
 
 
 SCALED = """

@@ -5,7 +5,7 @@ written-out sums of products, and divisions by a constant whose reciprocal FP16 
 a Conv, or of several products of one tensor that no pass merged (merge-projections).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from onnx import NodeProto
@@ -45,6 +45,10 @@ _ON_SCORES = SCALING | {"Add", "Where"}
 
 _INSTRUCTIONS = {"HardSigmoid": 4, "Clip": 2}
 """Operators that TensorRT computes by several: product, sum, minimum and maximum."""
+
+_MOST_GATED, _MOST_MOVED = 2**17, 2**20
+"""Elements of a product's result whose SiLU, or whose move by a view and a Transpose, is free beside FP32:
+0.13 and 0.9 million are, 0.77 and 1.2 are not (docs/accuracy.md#own-epilogues)."""
 
 _REASON = "the FP16 product before it then sums in FP32, at no cost"
 _NORM_REASON = "it computes in FP32 inside: FP32 operands and results cost nothing extra"
@@ -98,28 +102,38 @@ def own_epilogues(analysis: GraphAnalysis, fp32: AbstractSet[int]) -> Iterator[H
 
     With all of them in FP32 the kernel does the same work and rounds once, at its end
     (docs/accuracy.md#own-epilogues). If the kernel of a norm or Transpose takes them over, the product sums
-    in FP16 all the same, so they stay FP16. So they do after a product whose time arithmetic decides, where
-    FP32 sums add to it: a ViT-B of 16 images took 4 % more (benchmarks/README.md#deployed-sizes). `fp32` as
-    for `epilogues`.
+    in FP16 all the same, so they stay FP16. So does a large SiLU, which takes longer
+    and is hardly more accurate. So do all after a product whose time arithmetic decides, where FP32 sums
+    add to it: a ViT-B of 16 images took 4 % more (benchmarks/README.md#deployed-sizes). `fp32` as for
+    `epilogues`.
     """
     masked = scores_of_attention(analysis)
     facts = analysis.graph.model.at_sizes(analysis.request.sample).facts().main
     shapes = {name: tensor.shape for name, tensor in facts.items()}
+    elements = {name: tensor.elements for name, tensor in facts.items()}
     for product, _ in _starts(analysis, fp32, masked):
         if bound_by_arithmetic(product, shapes):
             continue
         chain = elementwise_after(analysis, product.output[0], lambda node: id(node) in masked)
-        if chain and not _is_taken_over(analysis, chain):
+        gated = _has_silu(chain) and elements.get(product.output[0], 0) > _MOST_GATED
+        if chain and not gated and not _is_taken_over(analysis, chain, elements):
             yield from (Hazard(node, RULE, _REASON, product.output[0]) for node in chain)
 
 
-def _is_taken_over(analysis: GraphAnalysis, chain: Sequence[NodeProto]) -> bool:
+def _has_silu(chain: Sequence[NodeProto]) -> bool:
+    """True if a Sigmoid of the chain gates the chain itself."""
+    gates = {node.output[0] for node in chain if node.op_type == "Sigmoid"}
+    return any(node.op_type == "Mul" and gates.intersection(node.input) for node in chain)
+
+
+def _is_taken_over(analysis: GraphAnalysis, chain: Sequence[NodeProto], elements: Mapping[str, int]) -> bool:
     """True if another kernel computes a chain: a Transpose reads its end, or only a norm or reduction does.
 
     A norm also takes a sum of the end with another tensor, if it is the only reader of the sum. Kernels of
     the parts of a Split compute the chain if one of them transposes for a Conv; else another kernel copies
-    the other parts. A row before a gate of more than two instructions, such as HardSigmoid, is viewed in the
-    kernel that computes it: in FP32 its view and Cast would need another kernel.
+    the other parts. So does a Transpose after a view, if it moves many elements. A row before a gate of more
+    than two instructions, such as HardSigmoid, is viewed in the kernel that computes it: in FP32 its view and
+    Cast would need another kernel.
     """
     after = _after(analysis, chain)
     if any(node.op_type == "Transpose" for node in after):
@@ -132,6 +146,9 @@ def _is_taken_over(analysis: GraphAnalysis, chain: Sequence[NodeProto]) -> bool:
         moved = (n for part in reader.output for _, n in analysis.readers(part) if n.op_type == "Transpose")
         return any(n.op_type in CONVOLUTIONS for move in moved for _, n in analysis.readers(move.output[0]))
     if reader is not None and reader.op_type in RESHAPES:
+        moved = any(n.op_type == "Transpose" for _, n in analysis.readers(reader.output[0]))
+        if moved and elements.get(reader.input[0], 0) > _MOST_MOVED:
+            return True
         sizes, gate = analysis.graph.sizes(reader.input[0]), elementwise_after(analysis, reader.output[0])
         is_row = sizes is not None and max(sizes[:-1], default=1) == 1
         multiplies = {node.op_type for node in _after(analysis, gate)} == {"Mul"}
