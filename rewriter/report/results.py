@@ -10,6 +10,7 @@ from rewriter.base.text import Row, Summary, count
 from rewriter.jobs.fix.provenance import worse_text
 from rewriter.jobs.fix.result import FixOutcome, Kind
 from rewriter.jobs.verify import VerifyOutcome
+from rewriter.passes.base import Stage
 from rewriter.pipeline.driver import PassResult
 from rewriter.pipeline.text import own_passes
 from rewriter.report.causes import Cause, causes
@@ -272,7 +273,8 @@ def _unbuildable(result: FixOutcome) -> tuple[str, str]:
     assert check is not None
     names = [name for name, _ in check.refused]
     unnamed = tuple(f"{op}(" for name, op in check.refused if not name)
-    events = [event for step in result.passes for event in step.refusals]
+    structural = {name for name, kind in own_passes().items() if kind.stage is Stage.STRUCTURE}
+    events = [event for step in result.passes if step.name in structural for event in step.refusals]
     reasons = (event.reason for event in events if event.node in names or event.node.startswith(unnamed))
     without = "".join(f", or without {name or op}" for name, op in check.refused[:1])
     anew = f"export it anew (another opset{without}), or run it with ONNX Runtime; another release of "

@@ -47,6 +47,15 @@ def test_a_model_that_does_not_build_as_it_came_has_an_exit_code_of_its_own(tmp_
     assert again.stdout == f"TensorRT cannot build the original model: {out}\n"
 
 
+def test_the_remedy_is_of_the_refusal_not_of_a_pass_that_had_another_reason() -> None:
+    source = graph("g (int16[1,64] x) => (float[1,64] y) { a = Cast<to = 1>(x) y = Mul(a, a) }").whole()
+    data = {"x": np.arange(64, dtype=np.int16)[None] * 500}
+    result = rewriter.fix(source, inputs=data, build=False, target="tensorrt-rtx")
+    assert any("cannot be scaled" in event.reason for step in result.passes for event in step.refusals)
+    assert "with x in INT16" in result.conclusion.limit
+    assert result.conclusion.remedy == "use FP32, INT32 or INT64"
+
+
 class Dilating(Simplify):
     """simplify, with a defect: a pooling that changes nothing, and that TensorRT refuses."""
 
