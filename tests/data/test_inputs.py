@@ -252,8 +252,11 @@ def test_random_values_are_seeded_and_spread_as_their_type() -> None:
     for name in "xd":
         assert abs(feeds[name].mean()) < 0.05 and feeds[name].std() == pytest.approx(1, abs=0.05)
     assert (feeds["u"].min(), feeds["u"].max()) == (0, 255)
-    with pytest.raises(InputsError, match="only numbers can be random"):
-        random_samples(graphs.graph("g (string[2] s) => (string[2] y) { y = Identity(s) }"))
+    strings = graphs.graph("g (string[2] s) => (string[2] y) { y = Identity(s) }")
+    for model, what in ((strings, "strings"), (SEQUENCE, "a sequence, map or optional")):
+        for value in ({}, {"s": 1}):
+            with pytest.raises(InputsError, match=f"input 's': it is {what}, which TensorRT lacks"):
+                random_samples(model, input_values=value)
 
 
 ROWS = ", ".join(["0"] * 28)

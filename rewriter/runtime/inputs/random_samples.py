@@ -20,7 +20,7 @@ from rewriter.base.errors import InputsError
 from rewriter.ir.graph import GraphEditor, attribute, open_graphs, reachable
 from rewriter.ir.graph.ops import VIEWS
 from rewriter.ir.model import Array, Model, Port
-from rewriter.runtime.inputs.samples import NO_NUMBERS, Sample, Samples, check_shape, no_such_input
+from rewriter.runtime.inputs.samples import Sample, Samples, check_shape, no_such_input, require_numbers
 
 BATCH, IMAGE_SIDE, LENGTH = 1, 224, 32
 """Sizes of free dimensions: for axis 0 and names with `batch`; for axes 2 and 3 of four; for others."""
@@ -54,6 +54,8 @@ def random_samples(
             values cannot be random.
     """
     ports = {port.name: port for port in model.signature.inputs}
+    for port in ports.values():
+        require_numbers(port, f"input {port.name!r}")
     bound: dict[str, tuple[int, str]] = {}
     for name, shape in (input_shapes or {}).items():
         where = {"option": "input-shapes", "where": f"{name}:{'x'.join(map(str, shape))}"}
@@ -113,8 +115,6 @@ def _constant(name: str, value: Any, ports: Mapping[str, Port]) -> Array:
     if name not in ports:
         raise no_such_input(name, ports, **where)
     port, array = ports[name], np.asarray(value)
-    if port.dtype in NO_NUMBERS:
-        raise InputsError("the input takes no numbers", hint="give data with `inputs`", **where)
     typed = array.astype(helper.tensor_dtype_to_np_dtype(port.dtype))
     if not np.array_equal(typed.astype(np.float64), array.astype(np.float64)) and typed.dtype.kind in "iub":
         raise InputsError(f"the input is {typed.dtype}", hint="give numbers that this type holds", **where)
@@ -163,9 +163,6 @@ Maker = Callable[[np.random.Generator, tuple[int, ...]], Array]
 
 def _maker(port: Port, limit: int | None) -> Maker:
     """Returns a function that makes values of an input; `limit` is the size of a table that they index."""
-    if port.dtype in NO_NUMBERS:
-        where = f"input {port.name!r}"
-        raise InputsError("only numbers can be random", where=where, hint="give data with `inputs`")
     dtype: np.dtype[Any] = np.dtype(helper.tensor_dtype_to_np_dtype(port.dtype))
     if "mask" in port.name.lower() or dtype.kind == "b":
         return lambda rng, shape: np.ones(shape, dtype)

@@ -226,10 +226,15 @@ def _listed(ports: Mapping[str, Port]) -> str:
     return ", ".join(f"{name} ({dtype})" for name, dtype in types.items()) or "(none)"
 
 
-def _as_array(value: Any, port: Port, where: str) -> Array:
+def require_numbers(port: Port, where: str) -> None:
+    """Raises an InputsError for an input of strings, or one that is no tensor."""
     if port.dtype in NO_NUMBERS:
         what = f"it is {'strings' if port.dtype else 'a sequence, map or optional'}, which TensorRT lacks"
         raise InputsError(what, where=where, hint="export the model without this input")
+
+
+def _as_array(value: Any, port: Port, where: str) -> Array:
+    require_numbers(port, where)
     try:
         return np.asarray(value)
     except ValueError as error:
