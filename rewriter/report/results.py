@@ -268,8 +268,8 @@ def _limit(result: FixOutcome) -> tuple[str, str]:
 
 def _unbuildable(result: FixOutcome) -> tuple[str, str]:
     """Limit and remedy of a model that no pass makes buildable: what the parser still refuses, and why."""
-    check = next((check for check in result.failed if check.name == "build" and check.refused), None)
-    check = check or Verdict(result.checks).unbuildable
+    original = Verdict(result.checks).unbuildable
+    check = next((check for check in result.failed if check.name == "build" and check.refused), original)
     assert check is not None
     names = [name for name, _ in check.refused]
     unnamed = tuple(f"{op}(" for name, op in check.refused if not name)
@@ -279,6 +279,9 @@ def _unbuildable(result: FixOutcome) -> tuple[str, str]:
     without = "".join(f", or without {name or op}" for name, op in check.refused[:1])
     anew = f"export it anew (another opset{without}), or run it with ONNX Runtime; another release of "
     why = next(reasons, "")
+    if original is not None and original.switch is not None:
+        name, owner = original.switch
+        anew = f"the input {name} selects a branch of {owner}: make it a constant, and "
     remedy = f"{why}; {REMEDY}" if why else check.advice or f"{anew}TensorRT may build it"
     reason = next((line for line in check.details if not line.startswith("log: ")), check.summary)
     return f"TensorRT cannot build the original model, before any change: {reason}", remedy

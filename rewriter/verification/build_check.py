@@ -14,9 +14,10 @@ from onnx import TensorProto
 
 from rewriter.base.errors import EngineError, NativeError
 from rewriter.base.text import figure
-from rewriter.ir.graph import is_op
+from rewriter.ir.graph import display_name, is_op, reachable, reads
 from rewriter.ir.graph.ops import NORMS
 from rewriter.ir.model import Model, walk_graphs
+from rewriter.ir.model.tensors import FLOATS
 from rewriter.ir.plan import logical_name
 from rewriter.runtime.engines.build import (
     NORM_IN_FP16,
@@ -151,6 +152,19 @@ def check_operators(expected: BuildExpectation) -> Check | None:
     details = (*(refusal.sentence for refusal in refusals[:LISTED]), *_advice(fields["advice"]))
     summary = f"{expected.target} refuses the model, by the table of its operators"
     return Check("build", False, summary, details=details, built=False, **fields)
+
+
+def switch(model: Model) -> tuple[str, str] | None:
+    """An integer or boolean input that selects a branch of an If by itself, and the If; None if none does."""
+    graph = model.proto.graph
+    producers = {name: node for node in graph.node for name in node.output}
+    inputs = {port.name: port.dtype not in FLOATS for port in model.signature.inputs}
+    for owner in (node for node in graph.node if is_op(node, "If")):
+        above = reachable([owner.input[0]], lambda name: reads(producers[name]) if name in producers else ())
+        selecting = [name for name in above if name in inputs]
+        if len(selecting) == 1 and inputs[selecting[0]]:
+            return selecting[0], display_name(owner)
+    return None
 
 
 def _advice(hint: str | None) -> tuple[str, ...]:

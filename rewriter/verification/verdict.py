@@ -75,6 +75,7 @@ class Check:
         tf32_off: As `error`, of the same file where FP32 products are exact; None if that was not tried.
         built: True if there is an engine, whatever is wrong with it; None if no build was tried.
         refused: Name and operator of the nodes that the parser refused.
+        switch: Of an original that does not build: an input that selects a branch, and the name of the If.
         worst: The nodes that add most of a failed emulation's error, largest first.
         advice: What to do about a build or run that failed; `details` has it, too.
         shapes: Of `PROFILE`: the shapes that were run, for people.
@@ -98,6 +99,7 @@ class Check:
     tf32_off: float | None = None
     built: bool | None = None
     refused: tuple[tuple[str, str], ...] = ()
+    switch: tuple[str, str] | None = None
     device: str = ""
     advice: str = ""
     shapes: str = ""

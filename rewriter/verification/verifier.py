@@ -106,7 +106,7 @@ class Verifier:
         if not self.verify:
             return
         if self.expected is None:
-            yield Check("structure", None, "not checked: ONNX Runtime cannot run the original")
+            yield Check("structure", None, "not checked: the original's outputs are not known")
             return
         with self.stage("comparing the rewritten model"):
             chosen = [outputs[index] for index in self.indices] if outputs else None
@@ -295,7 +295,8 @@ class Verifier:
         with self.stage("building an engine"):
             any_network = replace(self.expectation(original), layer_normalizations=0, tensor_types={})
             check = building.check_build(path, any_network, self._build_options(), self.timeout_s)
-            return replace(check, name=ORIGINAL)
+            switch = building.switch(original) if check.passed is False else None
+            return replace(check, name=ORIGINAL, switch=switch)
 
     @cached_property
     def own(self) -> RunComparison:

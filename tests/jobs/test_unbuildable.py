@@ -56,6 +56,27 @@ def test_the_remedy_is_of_the_refusal_not_of_a_pass_that_had_another_reason() ->
     assert result.conclusion.remedy == "use FP32, INT32 or INT64"
 
 
+SWITCHED = """
+    g (INPUT float[2,9000] x) => (float[2,5000] y) <CONSTANT int64 narrow = {8000},
+            int64[1] zero = {0}, int64[1] one = {1}, int64[1] k = {5000}> {
+        c = Equal (rate, narrow)
+        [choice] y = If (c) <
+            then_branch = t () => (float[2,5000] s) { s, i = TopK (x, k) },
+            else_branch = e () => (float[2,5000] r) { p = Sqrt (x) r = Slice (p, zero, k, one) }>
+    }"""
+
+
+@needs_rtx
+def test_an_input_that_selects_a_branch_is_named_and_as_a_constant_the_rest_builds() -> None:
+    switched = graph(SWITCHED.replace("INPUT", "int64 rate,").replace("CONSTANT", ""))
+    inputs = {"rate": np.array(16000), "x": np.linspace(0, 1, 18000, dtype=np.float32).reshape(2, 9000)}
+    end = rewriter.fix(switched.whole(), inputs=inputs).conclusion
+    assert end.kind == "unbuildable"
+    assert end.remedy.startswith("the input rate selects a branch of choice: make it a constant")
+    alone = graph(SWITCHED.replace("INPUT", "").replace("CONSTANT", "int64 rate = {16000},"))
+    assert rewriter.fix(alone.whole(), inputs={"x": inputs["x"]}).conclusion.kind != "unbuildable"
+
+
 class Dilating(Simplify):
     """simplify, with a defect: a pooling that changes nothing, and that TensorRT refuses."""
 

@@ -126,7 +126,7 @@ def prepare(
                 if isinstance(error.__cause__, NativeError) and error.__cause__.cause == "timeout":
                     raise  # measuring its ranges would take as long
                 judged = list(islice(samples, 1))
-                warnings.append(f"the original does not run on ONNX Runtime: {error.what}")
+                warnings.append(f"the original's outputs are not known: {error.what}")
     limit, fair = job.limit, request.metric is None
     asked = None if limit is None else Tolerance(limit.tolerance, limit.metric, "`tolerance`")
     defaults = TOLERANCES | {"fp32": TOLERANCES["tf32"]}  # results in FP32 run with TF32
