@@ -67,7 +67,7 @@ def _located(original: Any, other: Any, request: LocateOptions, folder: Path, pr
         worst = max((o for o in verdict.outputs if o.name in failed), key=lambda o: o.badness)
         if verdict.passed and worst.relative_l2 > limit:
             limit = SAME * worst.relative_l2
-            notes.append(f"allowed by verify: {check.summary}")
+            notes.append(f"allowed by verify: {worst.name} has an error of {worst.relative_l2:.2g}")
         indices, names = [indices[worst.sample]], verdict.data.names
         if len(names) > 1:
             notes.append(f"on {names[worst.sample]}, the worst of {len(names)} samples by verify")

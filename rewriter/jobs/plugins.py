@@ -12,7 +12,7 @@ from rewriter.passes.base import Context
 from rewriter.passes.upgrade_opset import UpgradeOpset
 from rewriter.pipeline.driver import Driver
 from rewriter.runtime.engines.deployment import Deployment
-from rewriter.verification.verdict import PLUGINS, Check
+from rewriter.verification.verdict import PLUGINS, Check, remark
 
 LISTED = 3  # plugins that the check names
 
@@ -50,11 +50,11 @@ def whole(split: Split, fixed: Model) -> Model:
 def plugin_check(split: Split) -> Check:
     """The check that was impossible: what the plugins compute."""
     names = ", ".join(f"{display_name(node)} ({node.op_type})" for node in split.plugins[:LISTED])
-    more = f" and {len(split.plugins) - LISTED} more" if len(split.plugins) > LISTED else ""
+    more = max(0, len(split.plugins) - LISTED) or None
     read = ", ".join(v.name for v in split.tail.proto.graph.input)
     return Check(
         PLUGINS,
         None,
-        f"not run: {names}{more}, without the library of its plugin; checked up to {read}",
+        remark("plugins", plugins=names, more=more, ports=read),
         advice="`plugin-lib` names the library of a plugin, on a machine with a GPU",
     )

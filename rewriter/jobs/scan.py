@@ -11,7 +11,7 @@ from typing import Any
 from rewriter import hazards
 from rewriter.base.errors import SEVERITIES, ArithmeticRunError, Severity
 from rewriter.base.stopwatch import Progress, Stopwatch, silent
-from rewriter.base.text import Row, Summary, count, rows_of
+from rewriter.base.text import Row, Summary, count, figure, rows_of
 from rewriter.hazards.analysis import KINDS
 from rewriter.hazards.planning.planner import analyses
 from rewriter.hazards.user_rules import rules_of_the_user
@@ -41,6 +41,8 @@ from rewriter.verification.arithmetic_checks import conditioning, excused, quant
 from rewriter.verification.compare_runs import Standard
 from rewriter.verification.expected import run_all, unshown
 from rewriter.verification.verdict import Check
+
+LISTED = 3  # wrong outputs that a finding names
 
 TF32_NOTED = 2e-3
 """Relative L2 error of TF32 that is worth a note: twice what well-conditioned networks show on an H200."""
@@ -211,7 +213,9 @@ def _with_verdict(findings: Sequence[Finding], plain: Check | None) -> Iterator[
     explained = any(finding.severity == "error" for finding in findings)
     if plain is not None and plain.passed is False and not explained:
         kind = KINDS["wrong-outputs"]
-        yield Finding("wrong-outputs", kind.severity, plain.summary, kind.repair, (), ())
+        wrong = [f"error {figure(o.relative_l2)} in {o.name}" for o in plain.outputs if not o.passed]
+        reason = f"emulated, {', '.join(wrong[:LISTED]) or f'detections: {plain.detections}'}"
+        yield Finding("wrong-outputs", kind.severity, reason, kind.repair, (), ())
 
 
 WRITTEN_OUT = "upgrade-opset,decompose-operators,clean-casts,decompose-einsum"

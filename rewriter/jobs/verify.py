@@ -56,7 +56,7 @@ from rewriter.verification.expected import (
     unshown,
 )
 from rewriter.verification.not_finite import nan_warnings
-from rewriter.verification.verdict import CPU, Check, Verdict
+from rewriter.verification.verdict import CPU, Check, Verdict, remark
 from rewriter.verification.verifier import Verifier, noise_reason
 
 
@@ -258,9 +258,10 @@ def _emulated(
     """Emulates the fixed model, and builds it, which needs no GPU, or looks up its operators."""
     check = judge.at_last(judge.emulated(fixed, precision, sums), fixed, precision)
     if check.passed is None:
-        raise ArithmeticRunError(check.summary, hint="`engine=tensorrt-rtx` needs no emulation, but a GPU")
+        reason = check.remarks[0].values["reason"]
+        raise ArithmeticRunError(reason, hint="`engine=tensorrt-rtx` needs no emulation, but a GPU")
     details = (f"allowed: {judge.standards[precision].tolerance.source}", *check.details)
-    check = replace(check, name="emulation", summary=f"no GPU was used; {check.summary}", details=details)
+    check = replace(check, name="emulation", remarks=remark("no-gpu") + check.remarks, details=details)
     built = judge.operators(fixed)
     if judge.build:
         built = judge.build_check(
@@ -342,8 +343,7 @@ def _engine_as_reference(judge: Verifier, original: Model, outcome: EngineOutcom
         )
     exact = [outcome.values(number) for number in range(len(outcome.outputs))]
     judge.expected = Expected(exact, exact)
-    summary = f"not checked: {missing}; the fixed model is compared with the original's FP32 engine"
-    return Check("reference", None, summary)
+    return Check("reference", None, remark("engine-as-reference", reason=missing))
 
 
 def _reference_check(judge: Verifier, original: Model, outcome: EngineOutcome, _: str) -> Check:
@@ -352,16 +352,10 @@ def _reference_check(judge: Verifier, original: Model, outcome: EngineOutcome, _
     standard = Standard.of(original, TOLERANCES["fp32"])
     check, judged = run_check(judge.expected.of_model, [outcome], standard)
     if not outcome.ran:
-        problem = f"the original did not run here: {outcome.problem}"
+        problem = remark("reference-failed", reason=outcome.problem)
         return Check("reference", None, problem, details=check.details[2:])
-    within = "agrees with" if judged.passed else "DIFFERS from"
-    return Check(
-        "reference",
-        True if judged.passed else None,
-        f"the original in FP32 without TF32 {within} ONNX Runtime: {judged.error:.2g}",
-        judged.comparisons,
-        () if judged.passed else ("this library computes the original itself differently",),
-    )
+    distance = remark(f"reference-{'agrees' if judged.passed else 'differs'}", distance=judged.error)
+    return Check("reference", judged.passed or None, distance, judged.comparisons)
 
 
 def _warnings(chosen: Choice, samples: Samples) -> Iterator[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rewriter.base.text import figure
+from rewriter.report.remarks import SENTENCES, worded, wrong_states
 from rewriter.report.tables import Cell, Kind, State, Table, number, table
 from rewriter.runtime.inputs.samples import DataSource
 from rewriter.runtime.metrics.outputs import ROUNDING_NOISE, OutputComparison, OutputStatistics
@@ -26,8 +27,9 @@ def judging_check(checks: Sequence[Check]) -> Check | None:
 
 
 def check_dict(check: Check) -> dict[str, Any]:
-    shown = {name: value for name, value in vars(check).items() if name not in ("pictures", "rounds")}
-    return {**shown, "outputs": [output_dict(output) for output in check.outputs]}
+    own = {"outputs": [output_dict(output) for output in check.outputs], "wrong_states": wrong_states(check)}
+    shown = vars(worded(check)) | own
+    return {name: shown[name] for name in shown if name not in ("pictures", "rounds", "remarks")}
 
 
 def output_dict(output: OutputComparison) -> dict[str, Any]:
@@ -100,24 +102,13 @@ def scores_text(output: OutputComparison) -> str:
 
 def limit_lines(check: Check) -> Iterator[str]:
     """One line for each limit that is not the tolerance itself, with its origin."""
-    if check.excuse == "tf32-off" and check.tf32_off is not None:
-        yield f"with TF32 off, the largest error is {100 * check.tf32_off:.2g} % of what is allowed"
     for output in check.outputs:
         if text := fair_text(output) or scores_text(output):
             yield text
         elif output.allowance is not None and output.passed:
-            usual, reason = figure(output.allowance.usual), ORIGINS[output.allowance.reason]
-            why = reason.format(figure(output.allowance.measured))
-            yield f"{output.name}: {figure(output.tolerance)} instead of {usual}, {why}"
-
-
-ORIGINS = {
-    "conditioning": "since rounding in another place moves it by {} already",
-    "as-fp32": "since the network's own FP32 engine (TF32) has an error of {}",
-    "as-original": "since the original itself has {} against the model that it was made from",
-    "as-set": "since its rows are compared in any order",
-}
-"""Why a limit is not the usual one, by `Allowance.reason`; `{}` is the error that was measured."""
+            usual, why = figure(output.allowance.usual), SENTENCES[output.allowance.reason]
+            why = why.format(figure(output.allowance.measured))
+            yield f"{output.name}: {figure(output.tolerance)} instead of {usual}, since {why}"
 
 
 def part_lines(check: Check) -> Iterator[str]:

@@ -20,6 +20,7 @@ from rewriter.pipeline.driver import PassResult
 from rewriter.pipeline.text import own_passes
 from rewriter.report import checks, deploy
 from rewriter.report.json import attributes, data_dict, document
+from rewriter.report.remarks import place, without_tf32
 from rewriter.report.results import FixResult
 from rewriter.report.tables import NAME, Cell, Kind, State, Table, grouped, number, table
 from rewriter.report.terminal import MORE, data_words, facts, first_rows, last_rows, print_report, shortened
@@ -94,7 +95,7 @@ def _errors(result: FixResult, most: int | None) -> Iterator[Row]:
     check = checks.judging_check(result.checks)
     if check is None or check.name == "structure":
         return
-    how = f"run {check.place}" if check.name == "run" else "emulated"
+    how = f"run {place(check.device)}" if check.name == "run" else "emulated"
     if check.value is not None:
         value = result.before_value
         low = f"{figure(value.value)} in plain {result.precision.upper()}, now " if value else ""
@@ -119,11 +120,12 @@ def _errors(result: FixResult, most: int | None) -> Iterator[Row]:
         yield "Error", f"{error} ({output.unit} of {output.name}{where}; {how})"
     if left := outputs[len(outputs[:most]) :]:
         yield "Error", f"... and {count(len(left), 'output')} more: {MORE}"
-    yield from (("", text) for text in (*checks.limit_lines(check), *checks.part_lines(check)))
+    lines = *without_tf32(check), *checks.limit_lines(check), *checks.part_lines(check)
+    yield from (("", line) for line in lines)
 
 
 def _latency(result: FixResult) -> Iterator[Row]:
-    timed = [(c.latency, c.place) for c in result.checks if c.latency is not None][:1]
+    timed = [(c.latency, place(c.device)) for c in result.checks if c.latency is not None][:1]
     parts = [f"{time.median_us:.1f} us (+- {time.iqr_us:.1f}) {where}" for time, where in timed]
     for measured, source in ((True, "measured"), (False, f"estimated, {ORIGIN}")):
         shares = [share for share in result.latency_shares if share.measured is measured]

@@ -14,6 +14,7 @@ from rewriter.passes.base import Stage
 from rewriter.pipeline.driver import PassResult
 from rewriter.pipeline.text import own_passes
 from rewriter.report.causes import Cause, causes
+from rewriter.report.remarks import error, place, sentence, worded
 from rewriter.runtime.engines.deployment import shown
 from rewriter.runtime.inputs.samples import DataSource
 from rewriter.runtime.metrics.tolerances import USABLE
@@ -113,7 +114,7 @@ def _proof(checks: Sequence[Check], samples: int, data: DataSource | None, lacks
     on += f" ({', '.join(shapes)})" if shapes else ""
     lacking = any(gap.brief for gap in lacks)
     verb = "Checked" if lacking else "Verified"
-    how = f"{verb} {run.place}" if run else "Emulated" if lacking else "Verified by emulation"
+    how = f"{verb} {place(run.device)}" if run else "Emulated" if lacking else "Verified by emulation"
     built = run is None and "build" in passed
     parts = [" ".join(filter(None, (how, on))), *["built without a GPU"] * built, *brief.values()]
     return ", ".join(parts)
@@ -176,8 +177,14 @@ class FixResult(FixOutcome, Summary):
     @classmethod
     def of(cls, outcome: FixOutcome) -> FixResult:
         result = cls(**vars(outcome))
+        result.verdict = outcome.verdict and Verdict(tuple(map(worded, outcome.checks)))
         result.warnings = [*_remarks(outcome), *_unproven(outcome.data), *outcome.warnings]
         return result
+
+    @cached_property
+    def repairs(self) -> list[str]:
+        """The failures at first, and all that was tried; empty if the rules' plan passed."""
+        return list(map(sentence, self.tried))
 
     @property
     def conclusion(self) -> Conclusion:
@@ -236,13 +243,13 @@ def _unproven(data: DataSource | None) -> Iterator[str]:
 def _remarks(result: FixOutcome) -> Iterator[str]:
     """Remarks on the result: why it is another attempt, or all FP32, or lacks a pass of the user's."""
     end, low = result.end, result.precision.upper()
-    if end.remark:
-        yield end.remark
+    if end.preferred:
+        yield sentence(end.preferred[0])
     elif end.in_fp32:
         why = f"rules and options leave nothing in {low}"
         if result.failed:
             why = "the most accurate attempt"
-        elif result.repairs:
+        elif result.tried:
             why = f"no plan with {low} passed every check"
         yield f"all of it is FP32: {why}"
     if end.stopped and not result.failed:
@@ -326,7 +333,7 @@ def _arithmetic(check: Check, result: FixOutcome) -> tuple[str, str]:
     if check.advice or not check.outputs:  # it did not run, or nothing of TensorRT's is enough
         return check.summary, check.advice or "the log is in the details of the check"
     worst = next((check.worst for check in result.checks if check.worst), ())
-    where, size = f"{worst[0].node} ({worst[0].op})" if worst else "", _size(check)
+    where, size = f"{worst[0].node} ({worst[0].op})" if worst else "", error(check)
     if result.plan is not None and worst:
         size += f", most of it from {where}"
     if result.plan is None and result.request.plan is None:
@@ -344,15 +351,6 @@ def _arithmetic(check: Check, result: FixOutcome) -> tuple[str, str]:
     return f"no plan is within the tolerance: {size}{fp32}", _without_tf32(result.checks)
 
 
-def _size(check: Check) -> str:
-    if check.value is not None:
-        return f"{check.value.metric} is {check.value.value:.2g}, {check.value.allowed:.2g} is asked for"
-    worst = max(check.outputs, key=lambda output: (not output.finite, output.excess))
-    if not worst.finite:
-        return f"{worst.name} has NaN or infinity"
-    return f"{worst.name} has an error of {worst.relative_l2:.2g}, {worst.tolerance:.2g} is allowed"
-
-
 class VerifyResult(VerifyOutcome, Summary):
     __doc__ = f"""{str(VerifyOutcome.__doc__).rstrip()}
         ending, gain, gaps: As of `FixResult`.
@@ -361,7 +359,7 @@ class VerifyResult(VerifyOutcome, Summary):
     @classmethod
     def of(cls, outcome: VerifyOutcome) -> VerifyResult:
         fields = vars(outcome) | {"warnings": (*outcome.warnings, *_unproven(outcome.data))}
-        return cls(**fields)
+        return cls(**fields | {"verdict": Verdict(tuple(map(worded, outcome.checks)))})
 
     @property
     def ending(self) -> str:

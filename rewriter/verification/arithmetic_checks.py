@@ -27,7 +27,7 @@ from rewriter.runtime.metrics.parts import Parts, chance
 from rewriter.runtime.metrics.tolerances import RELATIVE_L2, TOLERANCES, USABLE, Tolerance, precision_of
 from rewriter.verification.compare_runs import RunComparison, Standard, compare_outputs
 from rewriter.verification.expected import Expected, Outputs, as_declared, run_all, selected_axes, with_states
-from rewriter.verification.verdict import Check
+from rewriter.verification.verdict import Check, remark
 
 SMALL_STATE = 1e-2
 """Root mean square below which a final state counts as one of this size: a residual is small on purpose."""
@@ -99,11 +99,9 @@ def check_structure(
     if check.passed is None:
         return check
     inexact = ", ".join(step.name for step in passes if step.exactness.tolerance)
-    words = f"within {tolerance:.2g} ({inexact})" if tolerance else "bit-equal"
-    if any(noise.values()):
-        words += f" and {max(noise.values()):.2g} for the model's own rounding"
-    verb = "is" if check.passed else "is NOT"
-    return replace(check, summary=f"FP32 result {verb} {words}")
+    limits = {"allowed": tolerance, "passes": inexact, "rounding": max(noise.values(), default=0.0) or None}
+    kind = "within" if tolerance else "bit-equal"
+    return replace(check, remarks=remark(kind, met=check.passed, **limits))
 
 
 def _distance(model: Model) -> Standard:
@@ -146,22 +144,15 @@ def check_emulation(
     if check.passed is None:
         return check
     errors = sorted(state_errors(expected.states, runs).items())
-    beyond = [(state, error) for state, error in errors if not error <= held.tolerance.value]
-    wrong = [f"{state}, which no node reads, has an error of {error:.2g}" for state, error in beyond]
-    right, details = check.passed and not wrong, (*check.details, *wrong)
-    check = replace(check, passed=right, details=details, wrong_states=tuple(wrong))
-    how = low.upper() + " emulated"
-    how += f", sums in {sums(fixed, accumulation)}" if accumulation == "fp16" else ""
-    summary = f"{how}: {check.error_words(held.tolerance.value)}"
-    summary += f"; {wrong[0]}" if wrong else ""
-    summary += "".join(f"; not step by step: {reason}" for reason in kept_whole(fixed)) + check.lost_words
+    wrong = tuple((state, error) for state, error in errors if not error <= held.tolerance.value)
+    summed = sums(fixed, accumulation) if accumulation == "fp16" else None
+    how = remark("emulated", types=low.upper(), sums=summed, reason="; ".join(kept_whole(fixed)) or None)
+    check = replace(check, passed=check.passed and not wrong, wrong_states=wrong, remarks=how)
     if float64 and not check.passed:
-        summary += "; TensorRT computes float64 in float32, which is not enough here"
         advice = f"{float64}: compute the difference outside, and pass it as an input"
-        return replace(check, summary=summary, advice=advice, details=(*check.details, advice))
-    if name == "tf32" and not check.passed:
-        summary += "; --noTF32, or NVIDIA_TF32_OVERRIDE=0, makes it slower and exact"
-    return replace(check, summary=summary)
+        lost = how + remark("lost-float64")
+        return replace(check, remarks=lost, advice=advice, details=(*check.details, advice))
+    return replace(check, remarks=how + remark("avoid-tf32")) if fp32 and not check.passed else check
 
 
 def state_errors(expected: Sequence[Outputs], runs: Sequence[Outputs]) -> dict[str, float]:
@@ -241,8 +232,7 @@ def excused(
         return check
     errors = conditioning()
     limits = {name: REORDERED * error for name, error in errors.items()}
-    words = f"rounding in another place moves the result by {max(errors.values(), default=0.0):.2g}"
-    return _allowing(check, [limits], words, "conditioning", errors)
+    return _allowing(check, [limits], "conditioning", errors)
 
 
 def as_original(check: Check, own: RunComparison, *, asked: bool = False) -> Check:
@@ -265,8 +255,7 @@ def as_original(check: Check, own: RunComparison, *, asked: bool = False) -> Che
     outputs, boxes = worst_of_samples(rounds), check.detections
     found = boxes is None or asked or boxes.no_worse(own.detections or Detections())
     passed = found and not check.wrong_states and all(o.passed for o in outputs)
-    allowed = replace(check, outputs=outputs, rounds=rounds, passed=passed)
-    return replace(allowed, summary=check.summary.replace(check.error_words(0.0), allowed.error_words(0.0)))
+    return replace(check, outputs=outputs, rounds=rounds, passed=passed)
 
 
 def _as_original(
@@ -288,7 +277,6 @@ def _as_original(
 def as_fp32(
     check: Check,
     rounds: Callable[[], Rounds],
-    engine: str,
     *,
     by_chance: bool = False,
     parts_alone: bool = False,
@@ -303,7 +291,6 @@ def as_fp32(
 
     Args:
         rounds: The outputs of that engine for each sample; only called for a failed check.
-        engine: The engine, for the summary.
         by_chance: The result of `errs_by_chance` for the file.
         parts_alone: Only excuse parts of outputs: for a tolerance of the user's. In a part with few entries,
             both errors are determined by chance.
@@ -326,9 +313,7 @@ def as_fp32(
     for output in (o for outputs in own for o in outputs):
         if output.probability is not None:
             rows[output.name] = max(rows.get(output.name, 0.0), AS_FP32 * output.probability.difference)
-    failed = [o.name for o in check.outputs if not o.passed]
-    words = f"{engine} has an error of {max((worst.get(name, 0.0) for name in failed), default=0.0):.2g}"
-    allowed = _allowing(check, limits, words, "as-fp32", worst, rows)
+    allowed = _allowing(check, limits, "as-fp32", worst, rows)
     return allowed if allowed.passed else check
 
 
@@ -376,10 +361,7 @@ def without_tf32(check: Check, exact: Callable[[], Check]) -> Check:
     if check.passed is None or (check.passed and not check.excuse):
         return check
     other = exact()
-    if other.passed is None:
-        return check
-    summary = f"{check.summary}; with TF32 off, {other.summary}" if other.passed else check.summary
-    return replace(check, tf32_off=other.error, summary=summary)
+    return check if other.passed is None else replace(check, tf32_off=other.error)
 
 
 def limited_by_tf32(check: Check, rounds: Callable[[], Rounds], *, asked: bool = False) -> Check:
@@ -430,7 +412,6 @@ def _as_wrong(output: OutputComparison, own: float) -> OutputComparison:
 def _allowing(
     check: Check,
     limits: Sequence[Mapping[str, float]],
-    words: str,
     reason: Literal["conditioning", "as-fp32"],
     measured: Mapping[str, float],
     rows: Mapping[str, float] | None = None,
@@ -439,7 +420,6 @@ def _allowing(
 
     Args:
         limits: For each sample, or for all: relative L2 errors of outputs that pass, whatever the tolerance.
-        words: The reason, for the summary.
         reason: The excuse of the check if it passes so. `measured`: the network's own error of each output.
         rows: Largest difference of a single row, of outputs of probabilities.
     """
@@ -460,11 +440,9 @@ def _allowing(
     if rounds == check.rounds:
         return check
     outputs = worst_of_samples(rounds)
-    allowed = replace(check, outputs=outputs, rounds=rounds)
-    if not check.passed and not check.wrong_states and all(o.passed for o in outputs):
-        allowed = replace(allowed, passed=True, excuse=reason)
-    summary = check.summary.replace(check.error_words(0.0), allowed.error_words(0.0))
-    return replace(allowed, summary=f"{summary}; {words}")
+    check = replace(check, outputs=outputs, rounds=rounds)
+    excuses = not check.passed and not check.wrong_states and all(o.passed for o in outputs)
+    return replace(check, passed=True, excuse=reason) if excuses else check
 
 
 def explained(
@@ -515,7 +493,8 @@ def _compare_run(
     try:
         actual = run()
     except ArithmeticRunError as error:
-        return Check(name, None, f"not checked: {error.what}", seconds=time.perf_counter() - start)
+        reason, seconds = remark("not-checked", reason=error.what), time.perf_counter() - start
+        return Check(name, None, reason, seconds=seconds)
     weighed = compare_outputs(expected, actual, standard, parts=parts)
     rounds = tuple(
         tuple(replace(o, tolerance=o.tolerance + (noise or {}).get(o.name, 0.0)) for o in outputs)

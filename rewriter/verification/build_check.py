@@ -29,7 +29,7 @@ from rewriter.runtime.engines.build import (
 )
 from rewriter.target import Target, numbers
 from rewriter.target.operators import RefusedNode, refused_in_model
-from rewriter.verification.verdict import Check, log_lines
+from rewriter.verification.verdict import Check, Remark, log_lines, remark
 
 NORMALIZATIONS = NORMS - {"RMSNormalization", "SimplifiedLayerNormalization"}
 """Operators that become one NORMALIZATION layer each (docs/engines.md#what-releases-do)."""
@@ -130,14 +130,14 @@ def check_build(path: Path, expected: BuildExpectation, options: BuildOptions, t
     try:
         check = judged_report(build(path, options, timeout_s=timeout_s), expected)
     except NativeError as error:  # a crash or a hang; an exception in the child's Python is no failure
-        summary = error.what if error.cause else f"not built: {error.what}"
         built = False if error.cause else None
-        check = Check("build", built, summary, details=log_lines(error.log), built=built)
+        failed = remark("reason" if error.cause else "not-built", reason=error.what)
+        check = Check("build", built, failed, details=log_lines(error.log), built=built)
     except EngineError as error:
         named = error.where in [str(plugin) for plugin in options.plugins]  # a plugin that was to be used
-        summary = f"not built: {error.what}" + (f" ({error.where})" if error.where else "")
+        failed = remark("not-built", reason=error.what, where=error.where)
         details, advice = _advice(error.hint), error.hint
-        check = Check("build", False if named else None, summary, details=details, advice=advice)
+        check = Check("build", False if named else None, failed, details=details, advice=advice)
     if check.passed is None and check.built is None:  # no parser was asked
         check = check_operators(expected) or check
     return replace(check, seconds=time.perf_counter() - start)
@@ -150,8 +150,8 @@ def check_operators(expected: BuildExpectation) -> Check | None:
         return None
     fields = _fields(refusals)
     details = (*(refusal.sentence for refusal in refusals[:LISTED]), *_advice(fields["advice"]))
-    summary = f"{expected.target} refuses the model, by the table of its operators"
-    return Check("build", False, summary, details=details, built=False, **fields)
+    refused = remark("refused-by-table", target=expected.target)
+    return Check("build", False, refused, details=details, built=False, **fields)
 
 
 def switch(model: Model) -> tuple[str, str] | None:
@@ -178,29 +178,22 @@ def judged_report(report: BuildReport, expected: BuildExpectation) -> Check:
     fields: dict[str, Any] = _fields(refusals) | ({"advice": report.hint} if report.hint else {})
     details = (*faults, *_advice(fields["advice"]), *warnings_for_users(report.warnings)[:LISTED])
     passed = None if not faults and report.obstacle else not faults
-    lacks = "" if refusals else _lacks(report, lacking)
-    if lacks:
+    lacks = None if refusals else _lacks(report, lacking)
+    if lacks is not None:
         passed, details = None, (*details, "another TensorRT, or this one on a GPU, may build it")
     built = report.engine_bytes is not None and not refusals
-    library = f"{report.library} {report.version}"
     if passed is None:
-        summary = f"not built: {report.obstacle or f'{library} {lacks}'}"
+        how = remark("not-built", reason=report.obstacle) if report.obstacle or lacks is None else lacks
     elif not report.parsed or refusals:
-        summary = f"{expected.target if report.parsed else library} refuses the model"
+        own = f"{report.library} {report.version}"
+        how = remark("refused", parser=expected.target if report.parsed else own)
+    elif report.engine_bytes is None:
+        how = remark("no-engine", report=report, findings=len(faults))
     else:
-        summary = _summary(report, len(faults))
-    return Check("build", passed, summary, details=details, built=built, **fields)
-
-
-def _summary(report: BuildReport, faults: int) -> str:
-    library = f"{report.library} {report.version}"
-    count = f"{faults} finding{'s' * (faults > 1)}"
-    if report.engine_bytes is None:
-        return f"{library} did not build the model: {count}"
-    norms = report.count("NORMALIZATION")
-    what = f"{len(report.layers)} layers" + (f", {norms} of them NORMALIZATION" if norms else "")
-    engine = f"{library} built {what}, {figure(report.engine_bytes / 2**20)} MiB, in {report.build_s:.1f} s"
-    return f"{engine}; {count}" if faults else f"{engine}; types as planned"
+        layers, norms = len(report.layers), report.count("NORMALIZATION") or None
+        mib = figure(report.engine_bytes / 2**20)
+        how = remark("built", report=report, layers=layers, norms=norms, mib=mib, findings=len(faults))
+    return Check("build", passed, how, details=details, built=built, **fields)
 
 
 @dataclass(frozen=True)
@@ -268,18 +261,18 @@ def _reasons(report: BuildReport, refusals: Sequence[_Refusal], lacking: Sequenc
         yield from report.errors[-LISTED:] or ["no engine, and no error message"]
 
 
-def _lacks(report: BuildReport, lacking: Sequence[_Refusal]) -> str:
-    """The ability that this library lacks, if that is the only fault; "" otherwise."""
+def _lacks(report: BuildReport, lacking: Sequence[_Refusal]) -> tuple[Remark] | None:
+    """The ability that this library lacks, if that is the only fault; None otherwise."""
     if error := next((error for error in report.parser_errors if NEEDS_GPU in error.message), None):
         name = error.node or f"a {error.op}"
-        return f"needs a GPU to parse the model: {name} has a shape that floats decide"
+        return remark("needs-gpu", report=report, node=name)
     errors = report.errors if report.parsed and report.engine_bytes is None else ()
     foreign = bool(errors) and all(any(part in message for part in LACKING) for message in errors)
     if not foreign and not lacking:
-        return ""
+        return None
     in_errors = {layer.node for layer in report.layers if any(f" {layer.node}_" in text for text in errors)}
     names = ", ".join([*(r.node or r.op for r in lacking), *sorted(in_errors - {""})][:LISTED])
-    return f"lacks what {names or 'this model'} needs"
+    return remark("lacking", report=report, nodes=names or "this model")
 
 
 def _network_faults(report: BuildReport, expected: BuildExpectation) -> Iterator[str]:

@@ -19,7 +19,7 @@ from rewriter.runtime.metrics.pictures import WorstOutputs
 from rewriter.runtime.metrics.probabilities import Probabilities, probabilities
 from rewriter.runtime.metrics.tolerances import RELATIVE_L2, Tolerance
 from rewriter.verification.expected import Outputs, selected_axes
-from rewriter.verification.verdict import Check, MetricValue, log_lines
+from rewriter.verification.verdict import Check, MetricValue, log_lines, remark
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class RunComparison:
         """A check with these figures."""
         more |= {"statistics": self.worst.statistics, "pictures": self.worst.pictures}
         more |= {"value": self.value(tolerance), "rounds": self.rounds, "detections": self.detections}
-        return Check(name, passed, more.pop("summary", ""), self.comparisons, **more)
+        return Check(name, passed, more.pop("remarks", ()), self.comparisons, **more)
 
 
 @dataclass(frozen=True)
@@ -193,23 +193,20 @@ def run_check(
         details += log_lines(outcome.log) if outcome.status in ("crashed", "timeout") else ()
         details += [f"what to do: {outcome.hint}"] if outcome.hint else []
     where = next((outcome for outcome in outcomes if outcome.ran), outcomes[0])
+    least, most = (min(errors), max(errors)) if errors and len(outcomes) > 1 else (None, None)
+    builds = {"least": least, "most": most, "builds": len(outcomes), "missing": len(failed) or None}
     check = judged.check(
         "run",
         judged.passed,
         tolerance,
-        summary=f"the fixed model did not run: {outcomes[0].problem}",
+        remarks=remark("ran", library=where.library, **builds)
+        if errors
+        else remark("ran-not", reason=outcomes[0].problem),
         details=tuple(details),
         seconds=seconds,
         device=where.device,
         advice=next((outcome.hint for outcome in failed if outcome.hint), ""),
     )
-    if judged.error is not None:
-        summary = f"{where.library} on {where.device}: {check.error_words(judged.allowed)}"
-        if len(outcomes) > 1:
-            summary += f" ({min(errors):.3g} to {max(errors):.3g} over {len(outcomes)} builds)"
-        summary += f"; {len(failed)} of {len(outcomes)} builds did not run" if failed else ""
-        summary += check.lost_words
-        check = replace(check, summary=summary)
     return check, judged
 
 

@@ -13,7 +13,7 @@ from rewriter.runtime.engines.tensor_files import Shape, Span
 from rewriter.runtime.metrics.parts import Parts
 from rewriter.verification.compare_runs import Standard, compare_outputs
 from rewriter.verification.expected import Outputs
-from rewriter.verification.verdict import PROFILE, Check
+from rewriter.verification.verdict import PROFILE, Check, remark
 
 Shapes = Mapping[str, Shape]
 
@@ -64,9 +64,9 @@ def profile_check(
     """
     where = " and ".join(", ".join(f"{n} at {shown(s)}" for n, s in each.items()) for each in shapes)
     if not outcome.ran:
-        summary = f"the engine does not run with {where}: {outcome.problem}"
+        failed = remark("profile-failed", shapes=where, reason=outcome.problem)
         passed = None if outcome.status == "timeout" else False
-        return Check(PROFILE, passed, summary, seconds=seconds, device=outcome.device, advice=ADVICE)
+        return Check(PROFILE, passed, failed, seconds=seconds, device=outcome.device, advice=ADVICE)
     own = max((o.relative_l2 for o in run.outputs if o.passed and not o.of), default=0.0)
     held = standard.tolerance
     if run.value is None:
@@ -75,10 +75,10 @@ def profile_check(
     actual = [outcome.values(index) for index in range(len(shapes))]
     rows, own_rows = ([*chain.from_iterable(map(by_rows, side, batches))] for side in (exact, actual))
     judged = compare_outputs(rows, own_rows, replace(standard, tolerance=held), parts=parts)
-    check = Check(
+    return Check(
         PROFILE,
         judged.passed,
-        "",
+        remark("profile"),
         judged.comparisons,
         seconds=seconds,
         value=judged.value(held),
@@ -87,7 +87,6 @@ def profile_check(
         advice="" if judged.passed else ADVICE,
         shapes=where,
     )
-    return replace(check, summary=f"{where}: {check.error_words(held.value)}")
 
 
 ADVICE = "give samples of these shapes, too, so that ranges, plan and checks see them; or a narrower profile"

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from rewriter.runtime.emulation.divergence import NodeError
 from rewriter.runtime.engines.protocol import Latency
@@ -58,13 +58,25 @@ class MetricValue:
         return 1.0 + far if math.isfinite(far) else math.inf
 
 
+class Remark(NamedTuple):
+    """A result as values, of a kind that `report/` has a sentence for, which names them."""
+
+    kind: str
+    values: dict[str, Any]
+
+
+def remark(kind: str, **values: Any) -> tuple[Remark]:
+    return (Remark(kind, values),)
+
+
 @dataclass(frozen=True)
 class Check:
     """One step of verification, such as `structure`, `emulation`, `build` and `run`, or a goal of `GOALS`.
 
-    `passed` is None if the step was impossible; `summary` then gives the reason.
+    `passed` is None if the step was impossible; its remark then gives the reason.
 
     Attributes:
+        summary: The remarks as a sentence, once `report/` has composed it.
         device: What `run` ran on: the name of a GPU, or `CPU`.
         latency: Of the engine that `run` timed.
         statistics: Errors of each output in its worst sample, of the arrays that `outputs` compares.
@@ -79,13 +91,13 @@ class Check:
         worst: The nodes that add most of a failed emulation's error, largest first.
         advice: What to do about a build or run that failed; `details` has it, too.
         shapes: Of `PROFILE`: the shapes that were run, for people.
-        wrong_states: A sentence for each final state that nothing reads and that is wrong: no excuse.
+        wrong_states: Final states that nothing reads and that are wrong, and their errors: no excuse.
         detections: The boxes above the threshold, of outputs that are recognised as boxes.
     """
 
     name: str
     passed: bool | None
-    summary: str
+    remarks: tuple[Remark, ...] = ()
     outputs: tuple[OutputComparison, ...] = ()
     details: tuple[str, ...] = ()
     seconds: float = 0.0
@@ -103,19 +115,9 @@ class Check:
     device: str = ""
     advice: str = ""
     shapes: str = ""
-    wrong_states: tuple[str, ...] = ()
+    wrong_states: tuple[tuple[str, float], ...] = ()
     detections: Detections | None = None
-
-    @property
-    def lost_words(self) -> str:
-        """The boxes that a failed check lost, for its summary; "" if the outputs explain it."""
-        lost = self.passed is False and self.detections is not None and not self.detections.passed
-        return f"; detections: {self.detections}" if lost else ""
-
-    @property
-    def place(self) -> str:
-        """Where `run` ran: ONNX Runtime's CPU kernels compute FP16 in FP32."""
-        return "with ONNX Runtime on the CPU" if self.device == CPU else "on this GPU"
+    summary: str = ""
 
     @property
     def error(self) -> float:
@@ -123,21 +125,6 @@ class Check:
         if self.value is not None:
             return self.value.excess
         return max((output.excess for output in self.outputs), default=math.inf)
-
-    def error_words(self, default: float) -> str:
-        """`largest error 0.002, within 0.005`: the one closest to its tolerance, or furthest beyond.
-
-        Args:
-            default: The tolerance where there are no outputs.
-        """
-        if self.value is not None:
-            relation = "within" if self.value.met else "NOT within"
-            return f"{self.value.metric} {self.value.value:.3g}, {relation} {self.value.allowed:.3g}"
-        worst = max(self.outputs, key=lambda o: (o.excess, o.relative_l2, o.tolerance), default=None)
-        error, allowed = (0.0, default) if worst is None else (worst.relative_l2, worst.tolerance)
-        relation = "within" if error <= allowed else "beyond" if self.passed else "NOT within"
-        part = f" in {worst.name}" if worst is not None and worst.of else ""
-        return f"largest error {error:.2g}{part}, {relation} {allowed:.2g}"
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from rewriter.verification.arithmetic_checks import Rounds
 from rewriter.verification.compare_runs import RunComparison, Standard, compare_outputs, run_check
 from rewriter.verification.expected import Expected, Outputs, as_declared, expected_outputs, run_all
 from rewriter.verification.profile_check import Shapes, ends, profile_check
-from rewriter.verification.verdict import ORIGINAL, PROFILE, Check
+from rewriter.verification.verdict import ORIGINAL, PROFILE, Check, remark
 
 DEFECT = 10.0
 """Times its emulated error from which an FP32 engine is wrong and excuses nothing: an encoder of three LSTMs
@@ -106,7 +106,7 @@ class Verifier:
         if not self.verify:
             return
         if self.expected is None:
-            yield Check("structure", None, "not checked: the original's outputs are not known")
+            yield Check("structure", None, remark("no-reference"))
             return
         with self.stage("comparing the rewritten model"):
             chosen = [outputs[index] for index in self.indices] if outputs else None
@@ -132,23 +132,20 @@ class Verifier:
                 held,
                 float64=self.lost_float64,
             )
-            engine = "its FP32 engine (TF32, emulated)"
-            check = self.excused(emulate(), fixed, lambda: self.emulated_fp32, engine)
+            check = self.excused(emulate(), fixed, lambda: self.emulated_fp32)
             if not arithmetic.fp32_products(fixed) or arithmetic.beyond_tf32(
                 check, lambda: self.emulated_fp32
             ):
                 return check
             return arithmetic.without_tf32(check, lambda: self.beside_original(emulate(tf32=False)))
 
-    def excused(
-        self, check: Check, fixed: Model | None = None, rounds: Callable[[], Rounds] = list, engine: str = ""
-    ) -> Check:
+    def excused(self, check: Check, fixed: Model | None = None, rounds: Callable[[], Rounds] = list) -> Check:
         """Judges a check again by the error of the original: by rounding in another place, and its engine's.
 
         With `against`, by its error against that model: in FP32, and with TF32 in its engine.
 
         Args:
-            rounds: The outputs of the original's own FP32 engine; `engine`: that engine, in words.
+            rounds: The outputs of the original's own FP32 engine.
         """
         if self.against is not None:
             check = self.beside_original(check)
@@ -162,7 +159,7 @@ class Verifier:
         if fixed is None:
             return check
         chance = arithmetic.errs_by_chance(fixed)
-        return arithmetic.as_fp32(check, rounds, engine, by_chance=chance, parts_alone=self.asked)
+        return arithmetic.as_fp32(check, rounds, by_chance=chance, parts_alone=self.asked)
 
     def beside_original(self, check: Check) -> Check:
         """The check, where outputs may be as far from `against` as the original's; the same without one."""
@@ -225,12 +222,10 @@ class Verifier:
                 start, variant = time.perf_counter(), self.variant(fixed, path, folder / "samples", engine)
                 (outcome,) = measure([variant], self.settings, folder)
                 check, _ = self.run_check([outcome], fixed, precision, start)
-            if (timed := outcome.latency) is not None:
-                summary = f"{check.summary}; {timed.median_us:.1f} us (+- {timed.iqr_us:.1f})"
-                check = replace(check, summary=summary, latency=timed)
-            checks.append(check)
+            checks.append(replace(check, latency=outcome.latency))
         elif choice.engine is None and this_machine.gpu() is not None:
-            checks.append(Check("run", None, f"not run on {this_machine.gpu()}: {'; '.join(choice.reasons)}"))
+            reasons = "; ".join(choice.reasons)
+            checks.append(Check("run", None, remark("not-run", where=this_machine.gpu(), reason=reasons)))
         return checks, engine
 
     def at_profile(
@@ -266,7 +261,7 @@ class Verifier:
             try:
                 (outcome,) = measure([variant], replace(self.settings, timing=None, builds=1), folder)
             except EngineError as error:
-                return Check(PROFILE, None, f"not run at the ends of the profile: {error.what}")
+                return Check(PROFILE, None, remark("profile-not-run", reason=error.what))
             parts = self.expected.parts if self.expected is not None else {}
             seconds = time.perf_counter() - start
             return profile_check(shapes, exact, outcome, self.standards[precision], run, parts, seconds)
@@ -289,7 +284,7 @@ class Verifier:
         """The build of the original, which shows whether a failed build is our fault."""
         original = self.original
         if not self.build:
-            passed = Check(ORIGINAL, True, "the target takes its operators")
+            passed = Check(ORIGINAL, True, remark("taken"))
             return replace(self.operators(original) or passed, name=ORIGINAL)
         path = self.file(original, "original", original)
         with self.stage("building an engine"):
@@ -441,9 +436,8 @@ class Verifier:
         check, judged = run_check(self.expected.exact, outcomes, standard, seconds, self.expected.parts)
         engine, noise = self.deployment.choose().engine, noise_reason(self.original)
         if noise and engine and this_machine.ENGINES[engine].builds and all(o.ran for o in outcomes):
-            return Check("run", None, f"not compared: {noise}", device=check.device), judged
-        check = self.excused(check, fixed, lambda: self.fp32_engine, "the network's own FP32 engine")
-        return check, judged
+            return Check("run", None, remark("not-compared", reason=noise), device=check.device), judged
+        return self.excused(check, fixed, lambda: self.fp32_engine), judged
 
     def variant(
         self, model: Model, path: Path, folder: Path, engine: Path | None = None, *, tf32: bool = True
@@ -484,7 +478,7 @@ def engine_first(checks: Sequence[Check]) -> tuple[Check, ...]:
     if not any(check.name == "run" and check.passed for check in checks):
         return tuple(checks)
     return tuple(
-        replace(check, passed=None, summary=f"{check.summary}; the engine itself is within its tolerance")
+        replace(check, passed=None, remarks=check.remarks + remark("engine-decides"))
         if check.name in ("emulation", "tf32") and check.passed is False
         else check
         for check in checks

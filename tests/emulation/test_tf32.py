@@ -12,6 +12,7 @@ from tables import values
 
 import rewriter
 from rewriter.ir.model import Array, Model
+from rewriter.report.remarks import worded
 from rewriter.runtime.emulation import emulation, rounded
 from rewriter.runtime.emulation.tf32 import DOMAIN, round_to_tf32
 from rewriter.runtime.metrics.pairwise_error import relative_l2
@@ -182,7 +183,7 @@ def test_fix_to_fp32_reports_the_error_of_tf32() -> None:
     source, feeds = cancelling()
     result = rewriter.fix(source.whole(), precision="fp32", inputs=feeds, build=False)
     check = next(c for c in result.checks if c.name == "tf32")
-    assert check.excuse == "tf32-off" and "NVIDIA_TF32_OVERRIDE=0" in check.summary
+    assert check.excuse == "tf32-off" and "NVIDIA_TF32_OVERRIDE=0" in worded(check).summary
     assert result.verified and not result.proven and "build it with TF32 off" in result.ending
     calm = graphs.graph("g (float[4,64] x, float[64,8] w) => (float[4,8] y) { y = MatMul(x, w) }")
     result = rewriter.fix(calm.whole(), precision="fp32", build=False)

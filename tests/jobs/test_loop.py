@@ -128,7 +128,7 @@ def test_an_engine_as_accurate_as_the_network_s_fp32_one_passes(
     data = {"x": np.ones((2, 8), np.float32)}
     result = rewriter.fix(graph(ROUNDED).whole(), inputs=data, repair=False, passes="mixed-precision")
     run = check(result, "run")
-    assert run.excuse == "tf32" and "the network's own FP32 engine has an error of 0.02" in run.summary
+    assert run.excuse == "tf32" and "the network's own FP32 engine (TF32) has an error of 0.02" in run.summary
     assert result.verified and result.conclusion.kind == "as-fp32"
     strict = rewriter.fix(
         graph(ROUNDED).whole(), inputs=data, repair=False, passes="mixed-precision", tolerance=5e-3
@@ -201,7 +201,7 @@ def test_of_plans_that_are_right_with_tf32_off_the_fastest_of_the_most_accurate_
 def with_errors(errors: tuple[float, float], carriers: float = 1000.0) -> Check:
     names = zip("yz", errors, strict=True)
     rows = [OutputComparison(name, e, e, 1.0, True, 5e-3, carriers=carriers) for name, e in names]
-    return Check("emulation", True, "", tuple(rows))
+    return Check("emulation", True, (), tuple(rows))
 
 
 def attempts_of(plain: Check, *checks: tuple[Check, bool]) -> Attempts:
@@ -477,7 +477,7 @@ def test_a_search_asks_for_less_where_it_has_seen_a_smaller_error_in_the_sample_
     errors: Sequence[float], worst: int, search: tuple[float, tuple[int, ...]] | None, share: float
 ) -> None:
     rounds = tuple((OutputComparison("y", e, 1.0, 1.0, math.isfinite(e), 5e-3),) for e in errors)
-    emulated = Check("emulation", False, "", outputs=rounds[worst], rounds=rounds)
+    emulated = Check("emulation", False, (), outputs=rounds[worst], rounds=rounds)
     goal = search and SimpleNamespace(value=search[0], goal=ErrorLimit(5e-3, worst=search[1]))
     made: Any = SimpleNamespace(search=goal, checks=(emulated,), relative_l2=max(errors))
     assert _optimism(made, worst, [2, 0, 1]) == pytest.approx(share)

@@ -213,7 +213,7 @@ def test_a_tolerance_of_zero_is_the_limit_that_is_printed() -> None:
     result = rewriter.fix(graph(case.text).whole(), inputs=case.samples, build=False, tolerance=0.0)
     assert not result.proven and "build it with TF32 off" in result.ending and result.verdict is not None
     texts = [check.summary for check in result.checks if check.name in ("emulation", "tf32")]
-    assert texts and all("NOT within 0" in text and "0.005" not in text for text in texts)
+    assert texts and all("beyond 0;" in text and "0.005" not in text for text in texts)
 
 
 def test_a_second_fix_says_of_statistics_what_the_first_did() -> None:

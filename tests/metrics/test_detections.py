@@ -11,6 +11,7 @@ from tables import values
 import rewriter
 from rewriter.ir.model import Array, Model, save
 from rewriter.jobs.fix.before import lowered
+from rewriter.report.remarks import worded
 from rewriter.runtime.metrics.detections import Detections, compared, layout_of
 
 HEAD = """
@@ -67,7 +68,7 @@ def test_right_detectors_are_verified(form: str, seed: int, tmp_path: Path) -> N
     right = save(lowered(original, "fp16"), tmp_path / "right.onnx")
     result = rewriter.verify(original.whole(), right, inputs=samples(seed), build=False)
     (check,) = (check for check in result.checks if check.name == "emulation")
-    assert result.passed, check.summary
+    assert result.passed, worded(check).summary
     assert check.detections is not None and check.detections.passed, str(check.detections)
     assert check.detections.boxes > 0
     if "best" not in form:  # a TopK of the result may choose another row
@@ -89,7 +90,7 @@ def test_wrong_detectors_fail_and_say_what_they_lost(form: str, wrong: str, tmp_
     result = rewriter.verify(detector(form, values).whole(), other, inputs=samples(7), build=False)
     (check,) = (check for check in result.checks if check.name in ("emulation", "tf32"))
     assert check.passed is False and check.detections is not None and not check.detections.passed
-    assert f"detections: {check.detections.found} of {check.detections.boxes} boxes" in check.summary
+    assert f"detections: {check.detections.found} of {check.detections.boxes} boxes" in worded(check).summary
 
 
 ROWS = np.array([[10, 10, 60, 60, 0.9, 1], [200, 50, 300, 90, 0.26, 2], [0, 0, 5, 5, 0.02, 0]], np.float32)

@@ -66,14 +66,15 @@ def output(name: str = "y", error: float = 7e-4, *, finite: bool = True) -> Outp
 
 GOOD = Verdict(
     (
-        Check("structure", True, "FP32 result is bit-equal", (output(error=0.0),), seconds=0.2),
-        Check("emulation", True, "FP16 emulated: largest error 0.0007", (output(),), seconds=0.4),
-        Check("build", None, "no TensorRT is installed"),
+        Check("structure", True, (), (output(error=0.0),), seconds=0.2, summary="FP32 result is bit-equal"),
+        Check("emulation", True, (), (output(),), seconds=0.4, summary="FP16 emulated: largest error 0.0007"),
+        Check("build", None, summary="no TensorRT is installed"),
     )
 )
-BUILT = Verdict((*GOOD.checks[:2], Check("build", True, "built", built=True)))
-REACHED = Check("tolerance", True, "the cheapest of 3 plans that reach 0.001")
-BAD = Verdict((Check("emulation", False, "FP16 emulated: NOT within", (output(error=0.3, finite=False),)),))
+BUILT = Verdict((*GOOD.checks[:2], Check("build", True, (), built=True, summary="built")))
+REACHED = Check("tolerance", True, summary="the cheapest of 3 plans that reach 0.001")
+WRONG = (output(error=0.3, finite=False),)
+BAD = Verdict((Check("emulation", False, (), WRONG, summary="FP16 emulated: NOT within"),))
 
 
 def result(**changes: object) -> FixResult:
@@ -309,14 +310,14 @@ def test_a_failure_names_the_check_the_output_and_the_file() -> None:
             id="a measured latency before an estimated one",
         ),
         pytest.param(
-            {"verdict": Verdict((*GOOD.checks[:2], Check("run", True, "on a GPU", (output(),))))},
+            {"verdict": Verdict((*GOOD.checks[:2], Check("run", True, (), (output(),), summary="on a GPU")))},
             "Verified on this GPU: out/fixed.onnx",
             id="an engine ran it",
         ),
         pytest.param({"plan": None}, "Emulated, NOT built: out/fixed.onnx\n", id="structure only"),
         pytest.param({"verdict": Verdict(())}, "VERIFICATION FAILED (no check could be made)", id="no check"),
         pytest.param(
-            {"verdict": Verdict((Check("structure", None, "not checked"), Check("build", True, "built")))},
+            {"verdict": Verdict((Check("structure", None), Check("build", True)))},
             "Fixed, and builds, but no result could be compared: out/fixed.onnx",
             id="a build alone",
         ),
@@ -378,7 +379,7 @@ def test_the_command_for_the_machine_with_the_gpu_is_whole() -> None:
     words = "rewriter verify net.onnx out/fixed.onnx --inputs 'my data' --image-preprocess imagenet "
     words += "--min-shapes=x:1x3x8x6 --opt-shapes=x:2x3x8x8 --max-shapes=x:4x3x8x10"
     assert f"then     {words}" in printed(done).splitlines()
-    ran = Verdict((Check("run", True, "on a GPU", (output(),)),))
+    ran = Verdict((Check("run", True, (), (output(),), summary="on a GPU"),))
     assert "rewriter verify" not in printed(replace(done, verdict=ran)), "it ran here"
 
 
@@ -451,7 +452,7 @@ def test_json_is_standard_even_with_infinities_and_numpy_numbers(tmp_path: Path)
         output(), relative_l2=float("inf"), max_abs=float(np.float32("nan")), tolerance=np.float64(0.5)
     )
     path = tmp_path / "report.json"
-    write_json(report.as_dict(result(verdict=Verdict((Check("emulation", False, "", (wild,)),)))), path)
+    write_json(report.as_dict(result(verdict=Verdict((Check("emulation", False, (), (wild,)),)))), path)
     fields = json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
     assert fields["checks"][0]["outputs"][0]["relative_l2"] == "inf"
     assert fields["checks"][0]["outputs"][0]["max_abs"] == "nan"
@@ -512,8 +513,8 @@ def test_the_worst_outputs_of_a_failed_check_are_named() -> None:
         OutputComparison(name, error, 1.0, 0.5, finite, 5e-3)
         for name, error, finite in (("a", 1e-3, True), ("b", 0.25, True), ("c", 0.5, True), ("d", 0.0, False))
     )
-    failed = Check("run", False, "NOT within 0.005", outputs, ("build 1: crashed",))
-    missing = Check("reference", None, "the original did not run here")
+    failed = Check("run", False, (), outputs, ("build 1: crashed",), summary="NOT within 0.005")
+    missing = Check("reference", None, summary="the original did not run here")
     text = in_a_terminal(replace(on_a_gpu(), verdict=Verdict((failed, missing))), 0)
     assert text.startswith("VERIFICATION FAILED (run) (TensorRT 10.15 on NVIDIA H200): the fixed model")
     assert "Failed NOT within 0.005 build 1: crashed d: NaN or infinity, allowed 0.005 c: 0.5" in text

@@ -26,6 +26,7 @@ from rewriter.jobs.search.goal import Budget, ErrorLimit, Found, Goal
 from rewriter.jobs.search.run import LEAST_GAIN, MOST_GAIN, best_in_time, most_accurate
 from rewriter.jobs.search.trials import AddedNodes, Memory, Trials
 from rewriter.passes.mixed_precision import lowered
+from rewriter.report.remarks import worded
 from rewriter.runtime.emulation import Accumulation, emulation, reference
 from rewriter.runtime.emulation.accumulate import sum_error
 from rewriter.runtime.metrics.pairwise_error import relative_l2
@@ -169,7 +170,8 @@ def test_out_of_reach_the_plan_comes_as_close_as_fp32_does(metric: str, limit: f
     found = searched(graphs.graph(OUT_OF_REACH), ErrorLimit(limit, metric), feeds=feeds)
     assert not found.met and "0:a" in found.plan.fp32
     assert ("0:s" in found.plan.fp32) or metric == "psnr", "where FP32 is no closer, one node is as close"
-    assert "cannot be met: with every node in FP32, matrix products in TF32, it is" in found.summary
+    words = "cannot be met: with every node in FP32, matrix products in TF32, it is"
+    assert words in worded(found.check).summary
     assert (found.value < 0.5 * found.before) is (metric == "relative-l2")
 
 
@@ -194,7 +196,7 @@ def test_outputs_in_fp16_limit_the_accuracy() -> None:
     feeds: dict[str, Array] = {"x": np.arange(8, dtype=np.float32) / 8}
     io: InputsOutputs = "fp16"
     found = searched(source, ErrorLimit(1e-6), Plan("fp16", io), feeds)
-    assert not found.met and "with every node in FP32" in found.summary
+    assert not found.met and "with every node in FP32" in worded(found.check).summary
     assert 1e-5 < found.value < 1e-3
 
 
@@ -407,7 +409,7 @@ def test_rows_that_a_model_selects_are_matched_as_sets() -> None:
     for metric, words in ((None, "detections"), ("max-abs", "max-abs")):
         result = api.fix(model.proto, preset="accurate", inputs=[feeds], build=False, metric=metric)
         (check,) = [check for check in result.checks if check.name == "max-latency-cost"]
-        assert words in check.summary
+        assert words in worded(check).summary
 
 
 NET = """

@@ -13,6 +13,7 @@ from paths import MODELS
 from tables import values
 
 from rewriter.ir.model import Array, Model, load, save
+from rewriter.report.remarks import worded
 from rewriter.runtime.engines.build import BuildOptions, portable_capability, warnings_for_users
 from rewriter.runtime.engines.tensor_files import Span, values_of
 from rewriter.verification.build_check import BuildExpectation, check_build, expectation
@@ -78,8 +79,8 @@ def test_a_sound_model_passes(body: str, opset: str, norms: str, tmp_path: Path)
     assert expectation(source).layer_normalizations == int(norms)
     check = checked(source, tmp_path)
     assert check.passed is True, check
-    assert not check.details and "types as planned" in check.summary
-    assert ("NORMALIZATION" in check.summary) == (norms != "0")
+    assert not check.details and "types as planned" in worded(check).summary
+    assert ("NORMALIZATION" in worded(check).summary) == (norms != "0")
     assert check.seconds > 0
 
 
@@ -97,7 +98,7 @@ def test_dynamic_shapes_come_from_the_sample_or_a_span(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("body", "opset", "summary", "words"), cases("verification/failing.txt"))
 def test_a_model_that_fails_is_told(body: str, opset: str, summary: str, words: str, tmp_path: Path) -> None:
     check = checked(graph(body, opset=int(opset), ir=11), tmp_path)
-    assert check.passed is False and summary in check.summary
+    assert check.passed is False and summary in worded(check).summary
     assert all(word in details(check) for word in words.split("; "))
 
 
@@ -123,7 +124,7 @@ def test_an_operator_that_the_library_lacks_is_no_verdict(
 ) -> None:
     header = '<ir_version: 8, opset_import: ["" : 17, "com.acme" : 1]>\n'
     check = checked(load(onnx.parser.parse_model(header + body)), tmp_path)
-    assert check.passed is None and f"lacks what {node} needs" in check.summary
+    assert check.passed is None and f"lacks what {node} needs" in worded(check).summary
     assert words in details(check)
     assert "another TensorRT" in details(check)
 
@@ -131,7 +132,7 @@ def test_an_operator_that_the_library_lacks_is_no_verdict(
 @needs_rtx
 def test_an_unknown_shape_is_no_verdict(tmp_path: Path) -> None:
     check = checked(graph("g (float[n,8] x) => (float[n,8] y) { y = Relu(x) }"), tmp_path)
-    assert check.passed is None and "'x' has dynamic axes" in check.summary
+    assert check.passed is None and "'x' has dynamic axes" in worded(check).summary
     assert "`input-shapes" in details(check)
 
 
@@ -141,7 +142,7 @@ def test_the_check_says_which_library_to_install(tmp_path: Path, monkeypatch: py
         (tmp_path / f"{name}.py").write_text("raise ImportError('no libraries')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     check = checked(graph(NORM), tmp_path)
-    assert check.passed is None and "tensorrt_rtx does not load: no libraries" in check.summary
+    assert check.passed is None and "tensorrt_rtx does not load: no libraries" in worded(check).summary
     assert "pip install tensorrt-rtx" in details(check)
 
 
@@ -160,7 +161,7 @@ def test_a_crash_or_hang_is_reported_with_the_log(
         check = check_build(path, BuildExpectation(), BuildOptions(), limit)
         if "log: last words" in check.details:
             break
-    assert check.passed is passed and words in check.summary
+    assert check.passed is passed and words in worded(check).summary
     assert "log: last words" in check.details
 
 

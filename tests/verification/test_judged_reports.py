@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto
 
 from rewriter.ir.model import Array, load
+from rewriter.report.remarks import worded
 from rewriter.runtime.engines.build import BuildReport, NetworkLayer, ParserError
 from rewriter.runtime.engines.protocol import EngineOutcome
 from rewriter.runtime.engines.tensor_files import write_samples
@@ -40,10 +41,10 @@ REFUSED = BuildReport("RTX", "1.7", False, parser_errors=(ParserError("n", "Foo"
 def test_a_build_as_planned() -> None:
     check = judged_report(BUILT, BuildExpectation(1, {"c": HALF, "x": int(TensorProto.FLOAT)}))
     assert (check.passed, check.built, check.details) == (True, True, ())
-    assert (
-        check.summary == "RTX 1.7 built 2 layers, 1 of them NORMALIZATION, 3 MiB, in 2.2 s; types as planned"
-    )
-    assert "NORMALIZATION" not in judged_report(replace(BUILT, layers=(CONV,)), BuildExpectation()).summary
+    words = "RTX 1.7 built 2 layers, 1 of them NORMALIZATION, 3 MiB, in 2.2 s; types as planned"
+    assert worded(check).summary == words
+    plain = judged_report(replace(BUILT, layers=(CONV,)), BuildExpectation())
+    assert "NORMALIZATION" not in worded(plain).summary
 
 
 NORMS = "the model has 2 normalisation operators, the network 1 NORMALIZATION layers"
@@ -66,7 +67,7 @@ def test_one_finding(report: BuildReport, expected: BuildExpectation, fault: str
     check = judged_report(report, expected)
     assert (check.passed, check.built) == (False, True)
     assert check.details[0] == fault
-    assert check.summary.endswith("; 1 finding")
+    assert worded(check).summary.endswith("; 1 finding")
 
 
 IN_FP32 = replace(DECOMPOSED, layers=(replace(SUM, outputs=(("s", "FLOAT"),)),))
@@ -82,7 +83,7 @@ SOUND = {
 @pytest.mark.parametrize(("report", "expected"), SOUND.values(), ids=SOUND.keys())
 def test_no_finding(report: BuildReport, expected: BuildExpectation) -> None:
     check = judged_report(report, expected)
-    assert check.passed and check.summary.endswith("; types as planned")
+    assert check.passed and worded(check).summary.endswith("; types as planned")
 
 
 @pytest.mark.parametrize(("number", "listed"), [(2, 2), (10, 10), (11, 11), (13, 11)])
@@ -94,13 +95,13 @@ def test_ten_findings_of_a_kind_are_listed(number: int, listed: int) -> None:
     assert len(check.details) == listed
     more = f"and {number - 10} more tensors of another type than planned"
     assert (check.details[-1] == more) is (number > 10)
-    assert check.summary.endswith(f"; {listed} findings")
+    assert worded(check).summary.endswith(f"; {listed} findings")
 
 
 def test_a_parser_that_refuses() -> None:
     check = judged_report(REFUSED, BuildExpectation(3))
     assert (check.passed, check.built) == (False, False)
-    assert check.summary == "RTX 1.7 refuses the model"
+    assert worded(check).summary == "RTX 1.7 refuses the model"
     assert check.details == ("node n (Foo): unknown operator",), "what was not parsed misses no norm"
 
 
@@ -164,7 +165,7 @@ def test_the_sentence_has_node_attribute_remedy_and_the_parser_s_own_words(
 def test_a_shape_from_floats_needs_a_gpu_and_is_no_refusal(node: str, shown: str) -> None:
     error = ParserError(node, "Resize", f"Internal Error (Assertion !{NEEDS_GPU} failed)")
     check = judged_report(refusing(error), BuildExpectation())
-    assert check.passed is None and f"needs a GPU to parse the model: {shown} has" in check.summary
+    assert check.passed is None and f"needs a GPU to parse the model: {shown} has" in worded(check).summary
 
 
 def test_without_a_build_the_table_decides() -> None:
@@ -177,18 +178,20 @@ def test_a_builder_that_gives_no_engine() -> None:
     errors = tuple(f"error {number}" for number in range(12))
     check = judged_report(replace(UNBUILT, errors=errors, hint="ask again"), BuildExpectation())
     assert (check.passed, check.built) == (False, False)
-    assert check.summary == "RTX 1.7 did not build the model: 10 findings"
+    assert worded(check).summary == "RTX 1.7 did not build the model: 10 findings"
     said = (*(f"error {n}" for n in range(2, 12)), "what to do: ask again")
     assert (check.details, check.advice) == (said, "ask again")
     silent = judged_report(UNBUILT, BuildExpectation())
-    assert silent.details == ("no engine, and no error message",) and silent.summary.endswith(": 1 finding")
+    assert silent.details == ("no engine, and no error message",) and worded(silent).summary.endswith(
+        ": 1 finding"
+    )
 
 
 def test_what_the_user_has_to_give_is_no_fault_of_the_model() -> None:
     report = replace(UNBUILT, obstacle="the shape of x is not known", hint="give --shape x=1x3")
     check = judged_report(report, BuildExpectation())
     assert (check.passed, check.built) == (None, False)
-    assert check.summary == "not built: the shape of x is not known"
+    assert worded(check).summary == "not built: the shape of x is not known"
     assert check.details == ("what to do: give --shape x=1x3",)
     wrong = judged_report(report, BuildExpectation(0, {"n": HALF}))
     assert wrong.passed is False, "it does not hide a wrong type"
@@ -198,7 +201,7 @@ def test_what_the_user_has_to_give_is_no_fault_of_the_model() -> None:
 def test_an_operator_that_this_library_lacks_is_no_verdict(part: str) -> None:
     check = judged_report(replace(UNBUILT, errors=(f"Foo {part} bar",)), BuildExpectation())
     assert check.passed is None and check.built is False
-    assert check.summary == "not built: RTX 1.7 lacks what this model needs"
+    assert worded(check).summary == "not built: RTX 1.7 lacks what this model needs"
     assert check.details[-1].startswith("another TensorRT")
     mixed = judged_report(replace(UNBUILT, errors=(f"Foo {part} bar", "another error")), BuildExpectation())
     assert mixed.passed is False, "there is another error"
@@ -259,7 +262,7 @@ def run(made: list[EngineOutcome], tolerance: float = 0.1, metric: str = "relati
 def test_the_check_of_one_build(tmp_path: Path, error: float, passed: bool) -> None:
     check = run(outcomes(tmp_path, error))
     relation = "within" if passed else "NOT within"
-    assert check.summary == f"RTX on a GPU: largest error {error:.2g}, {relation} 0.1"
+    assert worded(check).summary == f"RTX on a GPU: largest error {error:.2g} in y, {relation} 0.1"
     assert (check.passed, check.seconds, check.value) == (passed, 1.5, None)
     assert check.details == ("allowed: a test",) and check.device == "a GPU"
 
@@ -271,7 +274,7 @@ def test_builds_that_did_not_run_are_named_with_their_reasons_and_logs(tmp_path:
         EngineOutcome("fixed", 2, "timeout", "too slow", log="WAITING"),
     ]
     check = run(made, metric="psnr")
-    assert (check.summary, check.value) == ("the fixed model did not run: SIGSEGV", None)
+    assert (worded(check).summary, check.value) == ("the fixed model did not run: SIGSEGV", None)
     assert check.details == (
         "allowed: a test",
         "build 0: crashed: SIGSEGV",
@@ -284,7 +287,7 @@ def test_builds_that_did_not_run_are_named_with_their_reasons_and_logs(tmp_path:
     )
     check = run([*outcomes(tmp_path, 0.01, 0.02), replace(made[1], build=2)], 0.015, metric="max-abs")
     assert check.passed is False and check.value is not None and not check.value.met
-    assert check.summary == (
+    assert worded(check).summary == (
         "RTX on a GPU: max-abs 0.02, NOT within 0.015 (0.01 to 0.02 over 3 builds); 1 of 3 builds did not run"
     )
 

@@ -141,8 +141,8 @@ def part(error: float, entries: int) -> OutputComparison:
 @pytest.mark.parametrize("asked", [False, True], ids=["", "a tolerance of the user's"])
 def test_fp32_excuses_parts(error: float, own: float, entries: int, passed: bool, asked: bool) -> None:
     rounds = ((part(error, entries),),)
-    check = Check("run", False, "", rounds[0], rounds=rounds)
-    judged = as_fp32(check, lambda: [[part(own, entries)]], "FP32", parts_alone=asked)
+    check = Check("run", False, (), rounds[0], rounds=rounds)
+    judged = as_fp32(check, lambda: [[part(own, entries)]], parts_alone=asked)
     assert judged.passed is passed
 
 

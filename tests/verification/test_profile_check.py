@@ -8,6 +8,7 @@ from emulated_engine import use_emulation, use_onnxruntime
 from graphs import graph
 
 import rewriter
+from rewriter.report.remarks import worded
 from rewriter.runtime.inputs.sizes import at_shapes
 from rewriter.verification import profile_check
 from rewriter.verification.profile_check import by_rows, ends
@@ -62,7 +63,7 @@ def test_a_sum_that_overflows_at_the_end(most: int, right: bool, monkeypatch: py
     result = rewriter.verify(original, plain, inputs=data(), **profile(most))
     run, check = (next(c for c in result.checks if c.name == name) for name in ("run", "profile"))
     assert run.passed and check.passed is right and result.passed is right
-    assert f"x at 1x1x8 and x at 4x{most}x8" in check.summary
+    assert f"x at 1x1x8 and x at 4x{most}x8" in worded(check).summary
     fixed = rewriter.fix(original, inputs=data(), **profile(most))
     assert fixed.verified and f"and with x at 1x1x8 and x at 4x{most}x8" in str(fixed)
 

@@ -5,6 +5,7 @@ import math
 import pytest
 from tables import values
 
+from rewriter.report.remarks import error
 from rewriter.runtime.metrics.outputs import OutputComparison
 from rewriter.verification.locate import Location
 from rewriter.verification.locate.location import Step
@@ -25,11 +26,11 @@ VALUE = MetricValue("psnr", 38.0, 40.0, False)
 )
 def test_how_far_a_metric_is_from_its_tolerance(value: MetricValue, excess: float) -> None:
     assert value.excess == pytest.approx(excess)
-    assert Check("run", None, "", value=value).error == pytest.approx(excess)
+    assert Check("run", None, (), value=value).error == pytest.approx(excess)
 
 
 def test_a_check_without_outputs_is_no_candidate() -> None:
-    assert Check("run", None, "it did not run").error == math.inf
+    assert Check("run", None).error == math.inf
 
 
 COMPARED = (OutputComparison("y", 0.0, 0.0, 1.0, True, 1e-3),)
@@ -39,16 +40,16 @@ COMPARED = (OutputComparison("y", 0.0, 0.0, 1.0, True, 1e-3),)
     ("checks", "passed", "compared"),
     [
         pytest.param((), False, False, id="no check"),
-        pytest.param((Check("build", None, ""),), False, False, id="none was possible"),
-        pytest.param((Check("build", True, ""), Check("run", None, "")), True, False, id="it builds"),
+        pytest.param((Check("build", None, ()),), False, False, id="none was possible"),
+        pytest.param((Check("build", True, ()), Check("run", None, ())), True, False, id="it builds"),
         pytest.param(
-            (Check("emulation", True, "", COMPARED), Check("build", None, "")), True, True, id="both"
+            (Check("emulation", True, (), COMPARED), Check("build", None, ())), True, True, id="both"
         ),
         pytest.param(
-            (Check("emulation", True, "", COMPARED), Check("run", False, "")), False, True, id="one failed"
+            (Check("emulation", True, (), COMPARED), Check("run", False, ())), False, True, id="one failed"
         ),
-        pytest.param((Check("run", None, "", COMPARED),), False, False, id="outputs without a judgement"),
-        pytest.param((Check("run", False, "", value=VALUE),), False, True, id="a metric of all outputs"),
+        pytest.param((Check("run", None, (), COMPARED),), False, False, id="outputs without a judgement"),
+        pytest.param((Check("run", False, (), value=VALUE),), False, True, id="a metric of all outputs"),
     ],
 )
 def test_a_verdict(checks: tuple[Check, ...], passed: bool, compared: bool) -> None:
@@ -64,8 +65,8 @@ def test_the_end_of_a_log_is_reported_without_the_stack_of_python() -> None:
 def test_the_error_that_is_shown_is_the_one_closest_to_its_tolerance(
     errors: list[tuple[float, float]], passed: bool, words: str
 ) -> None:
-    outputs = tuple(OutputComparison("y", error, 1.0, 1.0, True, allowed) for error, allowed in errors)
-    assert Check("emulation", passed, "", outputs).error_words(5e-3) == words
+    outputs = tuple(OutputComparison("y", size, 1.0, 1.0, True, allowed) for size, allowed in errors)
+    assert error(Check("emulation", passed, (), outputs)) == words
 
 
 def _step(name: str, error: float | None) -> Step:

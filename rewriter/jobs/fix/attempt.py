@@ -66,10 +66,6 @@ class Attempt:
         return tuple(check for check in self.checks if check.passed is False)
 
     @property
-    def failure(self) -> str:
-        return "; ".join(check.summary for check in self.failed)
-
-    @property
     def arithmetic(self) -> Check | None:
         """The check that decides on the arithmetic; None if nothing was compared."""
         return deciding(check for check in self.checks if check.outputs)

@@ -39,6 +39,7 @@ from rewriter.passes.simplify import Simplify
 from rewriter.pipeline.presets import with_epilogues
 from rewriter.runtime.metrics.tolerances import RELATIVE_L2
 from rewriter.verification.arithmetic_checks import AS_FP32, NO_WORSE, check_structure
+from rewriter.verification.verdict import remark
 
 CLEARLY_FASTER = 0.8
 """Without an engine, largest share of a plan's estimated latency at which FP32 is faster for certain: where
@@ -123,10 +124,11 @@ def _try(attempts: Attempts, candidate: Candidate) -> None:
         end = attempts.deadline - max(min(attempts.build_s, left / 2.0), (1.0 - SEARCHING) * left)
         attempts.attempts.append(attempt(candidate, attempts.workload, end))
     except OutOfTimeError:
-        attempts.failures.append(f"{candidate.difference}: no result in time")
+        attempts.failures.extend(remark("too-late", difference=candidate.difference))
     except Exception as error:
         raise_signal()
-        attempts.failures.append(f"{candidate.difference}: no result ({described(error)})")
+        why = described(error)
+        attempts.failures.extend(remark("raised", difference=candidate.difference, reason=why))
 
 
 def _candidates(attempts: Attempts) -> Iterator[Candidate]:

@@ -21,7 +21,7 @@ from rewriter.runtime.metrics.outputs import OutputComparison
 from rewriter.runtime.metrics.tolerances import precision_of
 from rewriter.runtime.ranges import TensorAtDepth
 from rewriter.target import Target
-from rewriter.verification.verdict import GOALS, Check, GapKind, MetricValue, Verdict, gap_kinds
+from rewriter.verification.verdict import GOALS, Check, GapKind, MetricValue, Remark, Verdict, gap_kinds
 
 Kind = Literal["verified", "as-fp32", "unverified", "failed", "unbuildable"]
 """`as-fp32`: verified, since the network's own FP32 engine is as inaccurate; `unbuildable`: TensorRT cannot
@@ -36,7 +36,7 @@ class End:
     lowered: bool = True  # False if nothing of the result is in reduced precision
     all_fp32: bool = False  # nothing was lowered, though it has floats and FP32 was not the request
     in_fp32: bool = False  # the attempt puts all nodes in FP32, though that was not the request
-    remark: str = ""  # why it is not the first attempt that passed; "" if it is
+    preferred: tuple[Remark, ...] = ()  # why it is not the first attempt that passed; () if it is
     stopped: str = ""  # why not every candidate was tried; "" if all were
     fp32_error: float | None = None  # of all of it in FP32, in units of what is allowed, if that failed
     worse: tuple[tuple[str, float, float], ...] = ()  # as `Selection.worse`
@@ -56,7 +56,7 @@ class FixOutcome:
         verdict: None with `verify=False`, unless there was a goal to search for.
         warnings: Sentences that the user should read.
         script: The file that builds the result, with `deploy`.
-        repairs: What failed at first, what was tried, and what helped; empty if the rules' plan passed.
+        tried: What failed at first, what was tried, and what helped; empty if the rules' plan passed.
         depth: Measured ranges of the model that the plan was made for, in the order of its nodes.
         repair_facts: Facts about what was wrong that the plan does not hold.
         before: Outputs of the original, emulated in the plan's precision, unrepaired; () if not verified.
@@ -80,7 +80,7 @@ class FixOutcome:
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     script: Path | None = None
-    repairs: list[str] = field(default_factory=list)
+    tried: tuple[Remark, ...] = ()
     depth: tuple[TensorAtDepth, ...] = ()
     repair_facts: RepairFacts = field(default_factory=RepairFacts)
     precision: str = "fp16"
@@ -156,7 +156,7 @@ def end_of(job: FixJob, selection: Selection) -> End:
         lowered,
         all_fp32=job.lowers and not lowered and floats,
         in_fp32=attempt.all_fp32 and job.precision.precision != "fp32",
-        remark=selection.remark,
+        preferred=selection.preferred,
         stopped=selection.stopped,
         fp32_error=None if selection.in_fp32 is None else selection.in_fp32.error,
         worse=selection.worse,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rewriter.base.stopwatch import interrupt_handled
 from rewriter.jobs.fix.attempt import PLAIN, Attempt, Estimate
@@ -19,9 +19,9 @@ from rewriter.jobs.fix.workload import Workload
 from rewriter.jobs.search.goal import NOISE
 from rewriter.pipeline.presets import PRESETS
 from rewriter.runtime.metrics.tolerances import TOLERANCES
-from rewriter.target.costs import KERNEL_US, ORIGIN
+from rewriter.target.costs import KERNEL_US
 from rewriter.verification.arithmetic_checks import NO_WORSE
-from rewriter.verification.verdict import ARITHMETIC, Check
+from rewriter.verification.verdict import ARITHMETIC, Check, Remark, remark
 
 AFFORDED_S = 60.0
 """Candidates end so long after the first attempt, once a result passes."""
@@ -130,8 +130,8 @@ class Selection:
     """The attempt that becomes the result, and how it was selected.
 
     Attributes:
-        lines: What failed at first, and what was tried: one sentence each.
-        remark: Why it is not the first attempt that passed; "" if it is.
+        tried: What failed at first, and what was tried.
+        preferred: Why it is not the first attempt that passed; () if it is.
         stopped: Why not every candidate was tried; "" if all were.
         in_fp32: The attempt with all of it in FP32, if that failed.
         worse: Outputs that are less accurate than in plain FP16: names, and both errors.
@@ -140,8 +140,8 @@ class Selection:
     """
 
     attempt: Attempt
-    lines: tuple[str, ...]
-    remark: str
+    tried: tuple[Remark, ...]
+    preferred: tuple[Remark, ...]
     stopped: str
     in_fp32: Attempt | None
     with_ports: Attempt | None
@@ -165,7 +165,7 @@ class Attempts:
     attempts: list[Attempt]
     estimated: Callable[[Attempt], Estimate]
     build_s: float = 0.0
-    failures: list[str] = field(default_factory=list)
+    failures: list[Remark] = field(default_factory=list)
     stopped: str = ""
     interrupted: bool = False
     start: float = field(default_factory=time.monotonic)
@@ -272,8 +272,8 @@ class Attempts:
         asked = [a for a in self.attempts if a.plan is not None and a.plan.io == wanted]
         return Selection(
             chosen,
-            tuple(self._lines(latencies)),
-            "" if earlier == at else self._remark(at, earlier, latencies),
+            tuple(self._tried(latencies)),
+            () if earlier == at else self._preferred(at, earlier, latencies),
             self.stopped if chosen.failed or self.interrupted else "",
             min(fp32, key=lambda a: a.error, default=None),
             None if chosen in asked else min(asked, key=lambda a: a.error, default=None),
@@ -341,19 +341,21 @@ class Attempts:
             elif min(costs.planned, estimate) >= KERNEL_US:
                 yield LatencyShare(name, costs.planned / estimate, measured=False)
 
-    def _lines(self, latencies: Sequence[float]) -> Iterator[str]:
+    def _tried(self, latencies: Sequence[float]) -> Iterator[Remark]:
         if len(self.attempts) == 1 and not self.stopped and not self.failures:
             return
-        for attempt, us in zip(self.attempts, latencies, strict=True):
-            timed = f", {us:.3g} us" if attempt.latency_us is not None else ""
-            yield f"{attempt.candidate.difference}: {attempt.failure or 'every check passes'}{timed}"
-        yield from (*self.failures, *[self.stopped] * bool(self.stopped))
+        for attempt, latency in zip(self.attempts, latencies, strict=True):
+            failed = tuple(replace(check, rounds=(), pictures=()) for check in attempt.failed)
+            us = None if attempt.latency_us is None else latency
+            yield from remark("tried", difference=attempt.candidate.difference, failed=failed, us=us)
+        yield from (*self.failures, *(remark("reason", reason=self.stopped) if self.stopped else ()))
 
-    def _remark(self, at: int, earlier: int, latencies: Sequence[float]) -> str:
+    def _preferred(self, at: int, earlier: int, latencies: Sequence[float]) -> tuple[Remark]:
         chosen, other = self.attempts[at], self.attempts[earlier]
-        ran = next((f"measured {check.place}" for check in chosen.checks if check.name == "run"), "")
-        source = ran or f"estimated, {ORIGIN}"
-        times = [f"{us:.3g}" for us in (latencies[at], latencies[earlier])]
-        errors = [f"{one.relative_l2:.2g}" for one in (chosen, other)]
-        latency, error = (" instead of ".join(dict.fromkeys(texts)) for texts in (times, errors))
-        return f"{chosen.candidate.difference}: {latency} us ({source}), error {error}"
+        return remark(
+            "preferred",
+            difference=chosen.candidate.difference,
+            latencies=(latencies[at], latencies[earlier]),
+            errors=(chosen.relative_l2, other.relative_l2),
+            ran_on=next((check.device for check in chosen.checks if check.name == "run"), None),
+        )

@@ -32,7 +32,7 @@ from rewriter.runtime.metrics.tolerances import precision_of
 from rewriter.runtime.ranges import along_depth
 from rewriter.verification.arithmetic_checks import explained, quantisers
 from rewriter.verification.expected import MOST_SAMPLES, unshown
-from rewriter.verification.verdict import ARITHMETIC, Check, Verdict, deciding
+from rewriter.verification.verdict import ARITHMETIC, Check, Verdict, deciding, remark
 
 EXPLAINED, LEAST_EXPLAINED_S = 0.1, 10.0
 """Share of `repair-seconds`, and least wall time, in which a failed emulation is compared node by node."""
@@ -88,7 +88,7 @@ def run(job: FixJob) -> FixOutcome:
             verdict=Verdict(tuple(checks)) if request.verify or checks else None,
             warnings=[*attempt.warnings, *verifier.not_run(), *notes],
             seconds=stage.seconds,
-            repairs=list(selection.lines),
+            tried=selection.tried,
             depth=along_depth(attempt.calibrated.model, attempt.calibrated.ranges),
             repair_facts=attempt.repair_facts,
             precision=job.precision.precision,
@@ -250,5 +250,5 @@ def _ports_check(selection: Selection, job: FixJob) -> Iterator[Check]:
     ]
     if other:
         names = ", ".join(other[:PORTS]) + " ..." * (len(other) > PORTS)
-        tried = selection.with_ports.failure if selection.with_ports is not None else "nothing was tried"
-        yield Check("io", False, f"`io={io}` is not kept: {names} keep their types; with it, {tried}")
+        failed = selection.with_ports.failed if selection.with_ports is not None else None
+        yield Check("io", False, remark("ports", io=io, names=names, failed=failed))

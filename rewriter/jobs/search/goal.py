@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rewriter.base.text import count
 from rewriter.ir.plan import Plan
 from rewriter.runtime.metrics.metrics import Metric, named
-from rewriter.target.costs import ORIGIN
-from rewriter.verification.verdict import Check
+from rewriter.verification.verdict import Check, remark
 
 NOISE = 0.02
 """Share of a latency by which two runs of one engine differ."""
@@ -88,15 +86,8 @@ class Found:
     @property
     def check(self) -> Check:
         """The goal, as a check of the result."""
-        return Check(self.goal.option, self.met, self.summary, seconds=self.seconds)
-
-    @property
-    def summary(self) -> str:
-        effort = count(self.emulations, "emulation")
-        if not self.met:
-            best = f"with every node in FP32, matrix products in TF32, it is {self.value:.3g}"
-            return f"{self.goal} cannot be met: {best}; {effort}"
-        share = f" ({self.cost_us / self.base_us:+.2%})" if self.base_us else ""
-        cost = f"estimated cost {self.cost_us:.3g} us{share}, {ORIGIN}"
-        name = " is met: " if isinstance(self.goal, ErrorLimit) else f": {self.goal.metric} "
-        return f"{self.goal}{name}{self.value:.3g}, {self.before:.3g} before; {effort}; {cost}"
+        kind = type(self.goal).__name__ if self.met else "goal-missed"
+        share = self.cost_us / self.base_us if self.base_us else None
+        return Check(
+            self.goal.option, self.met, remark(kind, share=share, **vars(self)), seconds=self.seconds
+        )
