@@ -114,9 +114,10 @@ def limit_lines(check: Check) -> Iterator[str]:
 def part_lines(check: Check) -> Iterator[str]:
     """One line for each output that is judged by its parts, the parts with the largest errors first."""
     for whole in check.outputs:
-        own = sorted((o for o in check.outputs if o.of == whole.name), key=lambda o: -o.excess)
+        wrong = (o for o in check.outputs if o.of == whole.name and o.excess)
+        own = sorted(wrong, key=lambda o: -o.excess)
         shown = [f"{'scores, ' * bool(o.probability)}{o.part or o.note}: {size(o)}" for o in own[:PARTS]]
-        if shown and own[0].excess:
+        if shown:
             more = f" and {len(own) - PARTS} more" if own[PARTS:] else ""
             yield f"{whole.name}: {size(whole)}, of its parts {'; '.join(shown)}{more}"
     if check.detections is not None:

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from rewriter.ir.model import Array
+from rewriter.report.checks import part_lines
 from rewriter.runtime.metrics.metrics import by_parts, detections
 from rewriter.runtime.metrics.outputs import ROUNDING_NOISE, OutputComparison, compare
 from rewriter.runtime.metrics.parts import chance, parts, parts_of
 from rewriter.runtime.metrics.probabilities import Probabilities
+from rewriter.verification.verdict import Check
 
 FP16 = 5e-3
 DRAWN = np.random.default_rng(0)
@@ -240,7 +242,11 @@ def test_whole_numbers_are_compared_by_slices() -> None:
     lost[7] = False
     assert all(one.passed for one in judged(maps, frayed))
     whole, *slices = judged(maps, lost)
-    assert whole.passed and not slices[0].passed and slices[0].note.startswith("slice 7")
+    assert whole.passed and not slices[0].passed and slices[0].note.startswith("slice 7 of axis 0 (")
+    frayed[7] = maps[7]
+    (line,) = part_lines(Check("emulation", True, "", outputs=(*judged(maps, frayed),)))
+    whole_axis = "slice 3 of axis 0 (share of its entries that are not 0)"
+    assert line == f"y: 5e-05, of its parts {whole_axis}: 0.0053", "axes without a wrong slice are left out"
 
 
 def test_detections_count_parts_that_are_of_no_use() -> None:

@@ -263,7 +263,8 @@ def _slices(whole: OutputComparison, pair: Pair, rounded: bool) -> Iterator[Outp
     for axis in range(pair.expected.ndim):
         worst, share = flipped(axis, pair.expected, pair.actual, rounded) if pair.same_shape else (0, 1.0)
         name, limit = f"{whole.name} (slices of axis {axis})", max(whole.tolerance, USABLE)
-        note = f"slice {worst}: {'error' if rounded else 'share of its entries that are not 0'}"
+        unit = "error" if rounded else "share of its entries that are not 0"
+        note = f"slice {worst} of axis {axis} ({unit})"
         yield replace(whole, name=name, relative_l2=share, tolerance=limit, note=note, of=whole.name)
 
 
