@@ -172,7 +172,7 @@ def _types(plan: Plan, *, given: bool) -> str:
         return f"all {count(total, 'float node')} in {low}: {'as planned' if given else 'none needs FP32'}"
     fp32 = [d for d in plan.decisions if d.repair == "fp32"]
     reasons = {
-        "for hazards": sum(d.rule in KINDS for d in fp32),
+        "for hazards": sum(d.rule in KINDS and d.rule not in NO_LOWER_TYPE for d in fp32),
         "at no cost": sum(d.rule in FREE for d in fp32),
         "as asked": sum(d.rule == "user" for d in fp32),
         "by the search": sum(d.rule == SEARCHED for d in fp32),
