@@ -51,7 +51,7 @@ def plugin_check(split: Split) -> Check:
     """The check that was impossible: what the plugins compute."""
     names = ", ".join(f"{display_name(node)} ({node.op_type})" for node in split.plugins[:LISTED])
     more = max(0, len(split.plugins) - LISTED) or None
-    read = ", ".join(v.name for v in split.tail.proto.graph.input)
+    read = ", ".join(port.name for port in split.tail.signature.inputs)
     return Check(
         PLUGINS,
         None,

@@ -134,6 +134,8 @@ def detector() -> Model:
     proto = with_weights(DETECTOR, {"w": weight}).proto
     raw = onnx.helper.make_tensor_value_info("kept", onnx.TensorProto.FLOAT, [1, 100, 4])
     proto.graph.value_info.append(raw)
+    # before IR 4 every weight was an input, too: only the part behind the plugin reads this one
+    proto.graph.input.append(onnx.helper.make_tensor_value_info("half", onnx.TensorProto.FLOAT, []))
     return load(proto)
 
 
@@ -142,6 +144,7 @@ def test_a_model_is_split_before_its_plugins() -> None:
     assert split is not None
     head = split.head.signature
     assert [port.name for port in head.outputs] == ["scores", "raw"]
+    assert [value.name for value in split.head.proto.graph.input] == ["x"]
     assert [node.op_type for node in split.tail.proto.graph.node] == ["EfficientNMS_TRT", "Squeeze", "Mul"]
     assert split_at_plugins(graphs.graph("g (float[2] x) => (float[2] y) { y = Relu(x) }")) is None
 

@@ -114,7 +114,8 @@ def _part(
     replace_items(graph.node, nodes)
     replace_items(graph.initializer, [t for t in graph.initializer if t.name in names])
     replace_items(graph.value_info, [v for v in graph.value_info if v.name in inner])
-    replace_items(graph.input, list(inputs))
+    constants = {t.name for t in model.proto.graph.initializer}  # old exporters list them as inputs, too
+    replace_items(graph.input, [v for v in inputs if v.name in names or v.name not in constants])
     replace_items(graph.output, outputs)
     used = {"", *(node.domain for node in walk_nodes(graph)), *(f.domain for f in part.proto.functions)}
     imports = [o for o in part.proto.opset_import if o.domain in used or o.domain in STANDARD_DOMAINS]
