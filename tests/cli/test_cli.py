@@ -336,17 +336,7 @@ def test_passes_and_presets_are_listed_with_the_default_marked() -> None:
     assert [one["name"] for one in content if one["default"]] == ["trt-fp16"]
 
 
-ASKED: list[Any] = [
-    pytest.param(["--version"], {}, id="the version"),
-    pytest.param(
-        [],
-        {"_REWRITER_COMPLETE": "complete_bash", "COMP_WORDS": "rewriter fix --pre", "COMP_CWORD": "2"},
-        id="a key of completion",
-    ),
-]
-
-
-@pytest.mark.parametrize(("words", "variables"), ASKED)
+@values
 def test_what_a_shell_waits_for_loads_no_library(words: list[str], variables: dict[str, Any]) -> None:
     """Neither onnx nor NumPy, which take longer than all else."""
     code = f"""

@@ -389,21 +389,7 @@ def test_a_constant_mask_beside_other_inputs_is_no_constant_sample() -> None:
     assert load_samples([sample | {"x": ZEROS}], model).source.doubt == "constant samples"
 
 
-@pytest.mark.parametrize(
-    ("outputs", "last", "doubt", "named"),
-    [
-        pytest.param("(int64[1,n] i)", -2.0, "samples with empty outputs", "", id="empty"),
-        pytest.param("(int64[1,n] i)", 2.0, "", "", id="an element"),
-        pytest.param("(float[4] p)", -2.0, "samples with outputs of zeros", "", id="zeros"),
-        pytest.param("(float[4] p, int64[1,n] i)", -2.0, "samples with outputs of zeros", "", id="both"),
-        pytest.param("(float[4] p)", 2.0, "", "", id="one that is not zero"),
-        pytest.param("(float[4] p, float[4] q)", -2.0, "", "p (0 throughout)", id="zeros beside others"),
-        pytest.param(
-            "(float[4] p, float[4] q, int64[1,n] i)", -2.0, "", "i (empty), p (0 throughout)", id="each kind"
-        ),
-        pytest.param("(float[4] q, int64 k)", -2.0, "", "", id="a label that is 0"),
-    ],
-)
+@values
 def test_outputs_that_hold_nothing_prove_nothing(outputs: str, last: float, doubt: str, named: str) -> None:
     body = "p = Relu(x) i = NonZero(p) q = Abs(x) k = ArgMin<keepdims=0>(q)"
     model = graphs.graph(f"g (float[4] x) => {outputs} {{ {body} }}")

@@ -266,10 +266,7 @@ def test_the_verdict_sees_partial_sums_overflow(accumulation: Accumulation, pass
     assert result.verdict is not None and result.verdict.passed is passed
 
 
-@pytest.mark.parametrize(
-    ("channels", "filters", "size", "measured"),
-    [(1, 36, 5, 7.6e-4), (3, 128, 5, 7.5e-4), (3, 36, 3, 4.6e-4), (1, 8, 5, 3.5e-4), (8, 8, 5, 5.5e-4)],
-)
+@values
 def test_few_channels_err_as_measured_on_an_h100(
     channels: int, filters: int, size: int, measured: float
 ) -> None:

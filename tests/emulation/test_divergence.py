@@ -6,6 +6,7 @@ from dataclasses import replace
 import graphs
 import numpy as np
 import pytest
+from tables import values
 
 import rewriter
 from rewriter.ir.model import Array, Model
@@ -239,11 +240,7 @@ SMALL_BRANCH = """
         y = {op}(a, c) }}"""
 
 
-@pytest.mark.parametrize(
-    ("op", "least", "most"),
-    [("Add", 0.0, 0.02), ("Mul", 0.5, 3.0)],
-    ids=["a sum weighs by size", "a product does not"],
-)
+@values
 def test_a_small_branch_counts_by_what_it_adds(op: str, least: float, most: float) -> None:
     source = graphs.graph(SMALL_BRANCH.format(op=op))
     feeds = graphs.random_feeds(source)

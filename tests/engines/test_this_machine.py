@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from graphs import graph
 from needs import needs_rtx, without_gpu
+from tables import values
 
 from rewriter.base.errors import EngineError
 from rewriter.ir.model import save
@@ -107,11 +108,7 @@ def test_the_option_offers_every_engine() -> None:
     assert get_args(Runner) == (AUTO, *ENGINES, EMULATION)
 
 
-@pytest.mark.parametrize(
-    ("providers", "refused"),
-    [(["CUDAExecutionProvider", "CPUExecutionProvider"], False), (["CPUExecutionProvider"], True)],
-    ids=["with CUDA", "without"],
-)
+@values
 def test_onnx_runtime_on_a_gpu_needs_its_cuda_build(
     providers: list[str], refused: bool, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

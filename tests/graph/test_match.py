@@ -59,10 +59,7 @@ def test_operands(op: str, inputs: list[str], orders: list[tuple[str, str]]) -> 
     assert list(operands(helper.make_node(op, inputs, ["y"]))) == orders
 
 
-@pytest.mark.parametrize(
-    ("inputs", "other"),
-    [(["a", "b"], "b"), (["b", "a"], "b"), (["a", "a"], None), (["b", "c"], None), (["a"], None)],
-)
+@values
 def test_other_operand(inputs: list[str], other: str | None) -> None:
     assert other_operand(helper.make_node("Mul", inputs, ["y"]), "a") == other
 

@@ -59,15 +59,7 @@ BRANCH = """
     }"""
 
 
-@pytest.mark.parametrize(
-    ("ranges", "reasons"),
-    [
-        pytest.param(
-            {"i": (0, 1)}, {"no sample takes then_branch of If(y), whose condition is c"}, id="not taken"
-        ),
-        pytest.param({"i": (0, 1), "t": (0, 1)}, set(), id="taken"),
-    ],
-)
+@values
 def test_a_branch_that_no_sample_takes(ranges: Ranges, reasons: set[str]) -> None:
     analysis = analyzed(BRANCH, ranges, scope=1)
     assert {h.reason for h in NAMES["unmeasured"](analysis)} == reasons

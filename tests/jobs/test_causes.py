@@ -61,13 +61,7 @@ def test_one_norm_and_one_node_are_singular() -> None:
     assert text.endswith("1 norm (1 node in FP32)")
 
 
-@pytest.mark.parametrize(
-    ("evidence", "what"),
-    [
-        ("epsilon", "the epsilon of 1 norm is below FP16's normal range"),
-        ("unknown", "1 decomposed L2 norm has squares of unknown or varying size"),
-    ],
-)
+@values
 def test_norms_without_wide_squares(evidence: Evidence, what: str) -> None:
     norm = NormHazard("l2-normalize", "y", evidence)
     assert texts(decision(0, "unfused-norm", "", 1.0, norm=norm)) == [f"{what}: 1 norm (1 node in FP32)"]
@@ -144,13 +138,7 @@ def test_a_rescaled_overflow_is_a_cause_and_never_free() -> None:
     assert not {d.tensor for d in free} & {"a", "b"}
 
 
-@pytest.mark.parametrize(
-    ("body", "finite"),
-    [
-        pytest.param("y = Mul(x, x)", False, id="an overflow"),
-        pytest.param("h = Constant<value_float = -3e38>() z = Mul(x, h) y = Sigmoid(z)", True, id="a mask"),
-    ],
-)
+@values
 def test_the_error_before_is_that_of_plain_fp16(body: str, finite: bool) -> None:
     source: Model = graph(f"g (float[2] x) => (float[2] y) {{ {body} }}")
     samples = [{"x": np.array([300.0, 2.0], np.float32)}]

@@ -54,10 +54,7 @@ for word in "$@"; do echo "$word" >> arguments; done
 """Writes down what it was called with: there is no trtexec where there is no GPU."""
 
 
-@pytest.mark.parametrize(
-    ("tool", "engine"),
-    [("trtexec", "my fixed.engine"), ("triton", "model_repository/my fixed/1/model.plan")],
-)
+@values
 def test_scripts_of_the_shell_call_trtexec(tool: Tool, engine: str, tmp_path: Path) -> None:
     result = fixed(tmp_path, tool)
     script = tmp_path / "my fixed.build.sh"
@@ -79,13 +76,7 @@ def test_scripts_of_the_shell_call_trtexec(tool: Tool, engine: str, tmp_path: Pa
     assert (tmp_path / "model_repository" / "my fixed" / "config.pbtxt").exists() == (tool == "triton")
 
 
-@pytest.mark.parametrize(
-    ("target", "provider", "prefix"),
-    [
-        ("tensorrt", "TensorrtExecutionProvider", "trt"),
-        ("tensorrt-rtx", "NvTensorRTRTXExecutionProvider", "nv"),
-    ],
-)
+@values
 def test_onnx_runtime_s_script_has_its_provider(
     target: str, provider: str, prefix: str, tmp_path: Path
 ) -> None:

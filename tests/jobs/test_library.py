@@ -303,16 +303,7 @@ def names(pipeline: str) -> list[list[str]]:
     return [[step.name for step in part] for part in parts]
 
 
-@pytest.mark.parametrize(
-    ("pipeline", "parts"),
-    [
-        ("clean-casts,simplify", [["clean-casts", "simplify"], [], []]),
-        (
-            "simplify,rescale,clean-casts,mixed-precision,clean-casts",
-            [["simplify"], ["rescale", "clean-casts"], ["mixed-precision", "clean-casts"]],
-        ),
-    ],
-)
+@values
 def test_a_pipeline_is_split_by_stages(pipeline: str, parts: list[list[str]]) -> None:
     assert names(pipeline) == parts
 

@@ -6,6 +6,7 @@ import graphs
 import numpy as np
 import pytest
 from onnx import helper
+from tables import values
 
 import rewriter
 from rewriter.ir.model import Array, Model
@@ -60,10 +61,7 @@ def test_a_slow_state_is_repaired(model: Model) -> None:
     assert result.plan is not None and from_text(to_text(result.plan)).fp32 == result.plan.fp32
 
 
-@pytest.mark.parametrize(
-    ("op", "steps", "hidden"),
-    [("GRU", 50, 16), ("LSTM", 100, 64), ("RNN", 200, 32), ("LSTM", 500, 16), ("GRU", 500, 128)],
-)
+@values
 def test_an_ordinary_one_stays_in_fp16(op: str, steps: int, hidden: int) -> None:
     rng = np.random.default_rng(steps)
     gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op] * hidden
@@ -86,15 +84,7 @@ def loops(update: str) -> Model:
         <int64 n = {{100}}, bool go = {{1}}, float k = {{0.002}}> {{ {body[0]} {body[1]} }}""")
 
 
-@pytest.mark.parametrize(
-    ("update", "rules"),
-    [
-        pytest.param(
-            "m@ = MatMul(s@, w) a@ = Add(m@, x) t@ = Tanh(a@)", set(), id="one that converges, one at rest"
-        ),
-        pytest.param("m@ = Mul(s@, k) t@ = Add(s@, m@)", {"slow-state"}, id="slow states"),
-    ],
-)
+@values
 def test_loops(update: str, rules: set[str]) -> None:
     rng = np.random.default_rng(0)
     turn, _ = np.linalg.qr(rng.standard_normal((8, 8)))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from graphs import graph
 from needs import needs_rtx
+from tables import values
 from typer.testing import CliRunner
 
 import rewriter
@@ -55,15 +56,7 @@ def test_a_sound_model_is_verified_by_emulation_and_the_result_says_so(files: tu
     assert 1e-5 < result.outputs[1].relative_l2 < 1e-3
 
 
-@pytest.mark.parametrize(
-    ("opset", "told"),
-    [
-        pytest.param(13, "sums in FP16:", id="as asked"),
-        pytest.param(
-            12, "in FP32, as FP16 sums are emulated from opset 13 on and the model has 12", id="too old"
-        ),
-    ],
-)
+@values
 def test_what_the_emulation_sums_in_is_told(tmp_path: Path, opset: int, told: str) -> None:
     path = tmp_path / "half.onnx"
     text = "g (float16[1,8] x, float16[8,2] w) => (float16[1,2] y) { y = MatMul(x, w) }"

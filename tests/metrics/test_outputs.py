@@ -153,10 +153,7 @@ def test_outputs_count_in_units_of_their_own() -> None:
     assert all(c.passed for c, _ in compare(expected, actual, 1e-3, as_sets=(1,)))
 
 
-@pytest.mark.parametrize(
-    ("shape", "is_group"),
-    [((1, 2048), True), ((1, 2049), False), ((3, 2, 4), True), ((3, 1, 4), False), ((40,), False)],
-)
+@values
 def test_rows_that_may_be_a_set(shape: tuple[int, ...], is_group: bool) -> None:
     output = {"y": np.zeros(shape)}
     assert row_groups(output, output) == ([(1, ["y"])] if is_group else [])

@@ -54,25 +54,7 @@ def test_boxes_and_scores_in_one_tensor_are_partly_probabilities(scores: str) ->
     assert probabilities(model)["y"].partly
 
 
-@pytest.mark.parametrize(
-    ("body", "rounded"),
-    [
-        pytest.param("a = Mul(x, k) b = Round(a) y = Cast<to = 6>(b)", True, id="samples of sound"),
-        pytest.param("a = Sigmoid(x) y = QuantizeLinear(a, k)", True, id="quantised"),
-        pytest.param("a = Cast<to = 7>(x) s = Cast<to = 7>(k) y = Concat<axis = 0>(a, s)", True, id="joined"),
-        pytest.param("a = Cast<to = 7>(x) s = Shape(x) y = Tile(a, s)", True, id="repeated"),
-        pytest.param("y = ArgMax(x)", False, id="classes"),
-        pytest.param(
-            "a = ArgMax(x) b = Cast<to = 1>(a) c = Div(b, k) y = Cast<to = 7>(c)", False, id="places"
-        ),
-        pytest.param(
-            "a = ArgMax(x) b = Cast<to = 7>(x) y = Concat<axis = 0>(a, b)", False, id="classes beside boxes"
-        ),
-        pytest.param("a = ArgMax(x) b = Gather<axis = 0>(k, a) y = Cast<to = 7>(b)", False, id="a table"),
-        pytest.param("a = Greater(x, k) y = Cast<to = 6>(a)", False, id="decisions"),
-        pytest.param("y = Shape(x)", False, id="sizes"),
-    ],
-)
+@values
 def test_whole_numbers_of_floats_are_rounded(body: str, rounded: bool) -> None:
     types = {"QuantizeLinear": "uint8", "<to = 6>(b": "int32", "y = Cast<to = 6>(a": "int32"}
     kind = next((kind for part, kind in types.items() if part in body), "int64")

@@ -10,6 +10,7 @@ import pytest
 from command_lines import invoke
 from graphs import graph, model, ops, random_feeds, run
 from onnx_text import with_header
+from tables import values
 
 import rewriter
 from rewriter.ir.model import DETACH_BYTES, load, walk_graphs
@@ -123,13 +124,7 @@ def test_a_local_function_out_of_order_is_sorted() -> None:
     assert len(model.notes) == 1
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param("g (float[2] x) => (float[2] y) { y = Add(x, b) b = Neg(y) }", id="of two nodes"),
-        pytest.param("g (float[2] x) => (float[2] y) { y = Add(x, y) }", id="of one"),
-    ],
-)
+@values
 def test_a_cycle_is_refused(text: str) -> None:
     with pytest.raises(rewriter.RewriterError, match="computed from itself"):
         load(parsed(text))

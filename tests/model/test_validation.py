@@ -152,17 +152,6 @@ def test_an_initializer_in_a_branch_and_a_constant_are_checked(tmp_path: Path) -
     assert "initializer 'inner': its data do not fit" in str(refused(proto, tmp_path))
 
 
-NODES = [
-    pytest.param(
-        "[cast] c = Cast<to = 999>(x)", "node 'cast': its attribute 'to': it has", id="type of a Cast"
-    ),
-    pytest.param(
-        "[relu] c = Elu<alpha: float = @slope>(x)", "attribute 'alpha' refers to one of", id="a reference"
-    ),
-    pytest.param("[print] c = theirs.Print(x)", "node 'print': it has no output", id="no output"),
-]
-
-
 @values
 def test_other_impossible_fields(place: str, value: int, words: str, tmp_path: Path) -> None:
     proto = base()
@@ -170,7 +159,7 @@ def test_other_impossible_fields(place: str, value: int, words: str, tmp_path: P
     assert words in str(refused(proto, tmp_path))
 
 
-@pytest.mark.parametrize(("line", "words"), NODES)
+@values
 def test_impossible_nodes(line: str, words: str, tmp_path: Path) -> None:
     proto = base()
     proto.graph.node.append(onnx.parser.parse_node(line))

@@ -1,10 +1,10 @@
 """clamp-constants: masks that become finite in FP16, masks that stay, and results that do not change."""
 
 import numpy as np
-import pytest
 from graphs import apply, graph, run
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import values
 
 from rewriter.ir.model import Array, Model
 from rewriter.passes.clamp_constants import ClampConstants
@@ -24,13 +24,7 @@ def _feeds(seed: int = 0, scale: float = 10.0) -> dict[str, Array]:
     return {"s": scores, "m": mask.copy(), "b": mask.astype(bool)}
 
 
-WHOLE = [
-    pytest.param("{ x = Where(b, s, v) p = Softmax(x) }", True, id="Where keeps such a row uniform"),
-    pytest.param("{ w = Where(b, z, v) x = Add(s, w) p = Softmax(x) }", False, id="Add does not"),
-]
-
-
-@pytest.mark.parametrize(("body", "equal"), WHOLE)
+@values
 def test_rows_that_are_masked_as_a_whole(body: str, equal: bool) -> None:
     before = _attention(f"<float v = {{-3.4028235e38}}, float z = {{0.0}}> {body}")
     after, report = apply(ClampConstants(), before)

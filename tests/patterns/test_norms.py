@@ -82,10 +82,7 @@ def test_a_reshape_keeps_the_number_of_elements_whatever_its_sizes_are_called() 
     assert (norm.kind, norm.axes) == ("rms-norm", (1,))
 
 
-@pytest.mark.parametrize(
-    ("size", "expanded"),
-    [pytest.param("t", False, id="the target of the Reshape"), pytest.param("c", True, id="another shape")],
-)
+@values
 def test_an_expand_after_a_reshape(size: str, expanded: bool) -> None:
     body = RESHAPED.format(target="g, k").replace("r = Sqrt(h)", f"o = Expand(h, {size}) r = Sqrt(o)")
     body = f"k = Constant<value_ints = [1]>() i = Shape<start = 1>(z) c = Concat<axis = 0>(i, k) {body}"

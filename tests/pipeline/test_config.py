@@ -166,13 +166,7 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     assert values["report"] == Path("/tmp/r.json")
 
 
-@pytest.mark.parametrize(
-    ("above", "below", "opset"),
-    [
-        pytest.param("opset = 18\nstrict = true", "[tool.rewriter]\nopset = 19", 19, id="the nearest counts"),
-        pytest.param("opset = 18", "[tool.ruff]\nline-length = 99", 18, id="one without a table"),
-    ],
-)
+@values
 def test_of_files_in_several_folders_one_counts(tmp_path: Path, above: str, below: str, opset: int) -> None:
     (tmp_path / "models").mkdir()
     own(tmp_path, above)
@@ -338,11 +332,7 @@ def test_passes_and_preset_of_one_file_go_together(tmp_path: Path) -> None:
     assert set(loaded(tmp_path).resolve().arguments("fix")) == {"passes", "preset"}
 
 
-@pytest.mark.parametrize(
-    ("preset", "precision"),
-    [("trt-bf16", "bf16"), ("structure-only", None), ("accurate", "fp16")],
-    ids=["bf16", "nothing to scan for", "fp16"],
-)
+@values
 def test_scan_has_the_precision_of_the_preset(tmp_path: Path, preset: str, precision: str | None) -> None:
     own(tmp_path, f'preset = "{preset}"\nopset = 18\nfail-on = "error"\n')
     resolved = loaded(tmp_path).resolve()

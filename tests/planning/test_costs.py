@@ -199,23 +199,13 @@ def test_a_large_attention_costs_as_much_as_measured() -> None:
     assert large.attentions[0].us == pytest.approx(332.0, rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("answer", "name", "us"),
-    [("softmax", "p", 0.0), ("none", "p", 16.0), ("any", "s", 0.0)],
-    ids=["Softmax alone may be FP32", "none may", "any may"],
-)
+@values
 def test_the_target_decides_what_breaks_attention(answer: str, name: str, us: float) -> None:
     times = prices(ATTENTION, Target(answers={"attention-islands": answer}))
     assert times.total_us(plan(name)) - times.total_us(Plan("fp16")) == pytest.approx(us)
 
 
-@pytest.mark.parametrize(
-    ("read", "broken_by"),
-    [
-        pytest.param("x", "qksy", id="one tensor for Q and K: TensorRT merges the projections"),
-        pytest.param("z", "ksy", id="K and V read one tensor, Q another"),
-    ],
-)
+@values
 def test_biases_of_merged_projections_break_attention(read: str, broken_by: str) -> None:
     (attention,) = prices(PROJECTED.replace("OF", read)).attentions
     assert attention.nodes == {f"0:{name}" for name in broken_by}

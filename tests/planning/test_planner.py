@@ -29,13 +29,7 @@ CHAIN = """
         a = MatMul(x, x) b = Exp(a) c = Neg(b) d = Abs(c) y = MatMul(d, d) }"""
 
 
-@pytest.mark.parametrize(
-    ("largest", "expected"),
-    [
-        pytest.param(10.0, {}, id="none"),
-        pytest.param(1e5, {"b": "overflow", "r": "overflow"}, id="an overflow"),
-    ],
-)
+@values
 def test_an_island_of_the_file_stays_where_a_hazard_is(largest: float, expected: dict[str, str]) -> None:
     ranges = {(0, "b"): Range(0, largest, 1, True)}
     assert kept(planned(graphs.graph(CONVERTED), ranges=ranges)) == expected

@@ -16,6 +16,7 @@ from rewriter.base import sandbox
 from rewriter.base.errors import ArithmeticRunError, RewriterError
 from rewriter.ir.model import Model, load, walk_graphs
 from rewriter.pipeline.text import own_passes
+from rewriter.report.remarks import worded
 from rewriter.runtime.metrics.pairwise_error import Pair, is_float
 from rewriter.verification.arithmetic_checks import check_emulation
 from rewriter.verification.expected import expected_outputs
@@ -135,7 +136,7 @@ def fp16(case: Case) -> Finding:
         expected = expected_outputs(original, samples)
     except ArithmeticRunError as error:
         return Finding("not compared", error.what)
-    verdict = check_emulation(expected, fixed, "fp16", samples)
+    verdict = worded(check_emulation(expected, fixed, "fp16", samples))
     if verdict.passed is None:
         return Finding("not compared", verdict.summary)
     if verdict.passed:

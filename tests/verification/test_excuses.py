@@ -201,10 +201,7 @@ def test_a_file_with_tf32_off(error: float, exact: float | None, off: float | No
     assert found.passed is (error < 5e-3), "a recommendation is no excuse"
 
 
-@pytest.mark.parametrize(
-    ("error", "tf32", "beyond"),
-    [(6.8e-3, 1.6e-3, True), (5.1e-3, 1.6e-3, False), (6.8e-3, 4e-3, False), (math.inf, 1e-3, True)],
-)
+@values
 def test_an_error_that_tf32_cannot_explain_needs_no_run_without_it(
     error: float, tf32: float, beyond: bool
 ) -> None:

@@ -560,10 +560,7 @@ def as_fp16(source: Model) -> Model:
     return retype(source, TypeRequest(lambda _s, _n: onnx.TensorProto.FLOAT16))
 
 
-@pytest.mark.parametrize(
-    ("other", "code", "words"),
-    [("bad", 1, "first wrong tensor is m5 of node"), ("good", 0, "All outputs are within")],
-)
+@values
 def test_the_command_prints_the_chain(files: dict[str, Path], other: str, code: int, words: str) -> None:
     command = ["locate", str(files["good"]), str(files[other]), "--inputs", str(files["data"])]
     result = CliRunner().invoke(app, [*command, "--engine", "onnxruntime"])
