@@ -29,9 +29,10 @@ def overflow(analysis: GraphAnalysis) -> Iterator[Hazard]:
     inside = {t for norm in analysis.norms for n in norm.nodes for t in n.output if t != norm.output}
 
     def beyond(node: NodeProto, tensor: str) -> bool:
-        measured = None if analysis.is_constant(tensor) else analysis.range(tensor)
-        own = id(node) in parts and analysis.source(tensor) in inside
-        return measured is not None and measured.reach > analysis.largest and not own
+        measured = analysis.range(tensor)
+        if measured is None or not measured.reach > analysis.largest or analysis.is_constant(tensor):
+            return False
+        return not (id(node) in parts and analysis.source(tensor) in inside)
 
     for node, tensor, head in _chains(analysis, beyond):
         measured = analysis.range(tensor)
@@ -117,11 +118,10 @@ def _chains(
     """The bad tensors that each node reads or writes, each with the first of its chain of cheap operators."""
     head: dict[str, str] = {}
     for node in analysis.nodes:
-        floats = filter(analysis.is_float, node.input if node.op_type in CHEAP else ())
-        before = [*map(analysis.source, floats)]
         for tensor in (t for t in analysis.floats(node) if bad(node, t)):
             if tensor in node.output:
-                head[tensor] = next((head[t] for t in before if t in head), tensor)
+                floats = filter(analysis.is_float, node.input if node.op_type in CHEAP else ())
+                head[tensor] = next((head[t] for t in map(analysis.source, floats) if t in head), tensor)
             source = analysis.source(tensor)
             yield node, tensor, head.get(source, source)
 

@@ -89,11 +89,11 @@ class FloatGraph:
 
     def _computes(self, node: NodeProto) -> bool:
         """True if a precision has to be chosen for the node."""
-        casts = not self._casts.keys().isdisjoint(node.output)
-        if node.op_type == "Constant" or casts or not self.floats(node):
+        casts = self._casts and not self._casts.keys().isdisjoint(node.output)
+        if node.op_type == "Constant" or casts or not any(map(self.is_float, (*node.input, *node.output))):
             return False
         rules = self.rules(node)
-        if rules is None:
+        if rules is None or TypeRule.ANY not in (*rules.inputs, *rules.outputs):
             return True
         border = zip((*node.input, *node.output), (*rules.inputs, *rules.outputs), strict=True)
         return any(port is not TypeRule.ANY and self.is_float(tensor) for tensor, port in border)

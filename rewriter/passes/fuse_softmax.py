@@ -56,7 +56,8 @@ class FuseSoftmax(GraphPass):
          }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
-        for node in (n for n in graph.nodes if is_op(n, "Div", "Mul", "Sub")):
+        nodes = graph.nodes if "Exp" in graph.operators else ()
+        for node in (n for n in nodes if is_op(n, "Div", "Mul", "Sub")):
             kind, formula = ("LogSoftmax", LOG_SOFTMAX) if is_op(node, "Sub") else ("Softmax", SOFTMAX)
             match = next(formula.match(Bindings(graph), node.output[0]), None)
             if match is None:

@@ -57,7 +57,7 @@ class MergeBranches(WeightPass):
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         weights = NewWeights(graph)
-        for node in graph.nodes:
+        for node in graph.nodes if "Conv" in graph.operators else ():
             branches = _branches(graph, node)
             if branches:
                 reason = _reason_against(graph, node, branches, context.kept)

@@ -80,7 +80,7 @@ class PadChannels(GraphPass):
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         channels = _Channels(graph, context.kept)
-        for node in graph.nodes:
+        for node in graph.nodes if "Conv" in graph.operators else ():
             channels.visit(node)
         if self.largest:
             channels.limit(self.largest, graph.model.at_sizes(context.sample).facts().main)

@@ -52,7 +52,7 @@ class ScaleQuery(GraphPass):
          }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
-        for node in graph.nodes:
+        for node in graph.nodes if "Softmax" in graph.operators else ():
             matmul: NodeProto | None = node
             while matmul is not None and matmul.op_type == "MatMul":
                 matmul = yield from _move_one(graph, matmul)

@@ -384,7 +384,7 @@ def lost_round_trips(graph: GraphView) -> Iterator[RoundTrip]:
     like that, and which were seen to be right, is in docs/engines.md#casts-to-fp16-and-back. For some
     consumers only the builder's verbose log was read.
     """
-    nodes = graph.nodes
+    nodes = graph.nodes if "Cast" in graph.operators else []
     kernels = kernel_results(nodes, lambda n: n.op_type in TENSOR_CORE, lambda n: n.op_type in _INSIDE)
     for node in nodes:
         begins = next((kernels[name] for name in node.output if name in kernels), None)

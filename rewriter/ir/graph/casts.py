@@ -4,7 +4,7 @@ It serves the precision pass (types from a plan), the reference (everything FP32
 with a round to the planned type after every tensor).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
@@ -43,7 +43,7 @@ def retype(model: Model, request: TypeRequest) -> Model:
     wanted = [
         own.get(v.name) or request.outputs.get(v.name, v.type.tensor_type.elem_type) for v in graph.output
     ]
-    walk = _Walk(model.facts(), request, result, all_names(graph))
+    walk = _Walk(model.facts(), request, result, model.opsets, all_names(graph))
     walk.graph(graph, None, wanted)
     result.mark_edited()
     if not request.plugins:  # their types add to what inference finds
@@ -58,6 +58,7 @@ class _Walk:
     facts: Facts
     request: TypeRequest
     model: Model
+    opsets: Mapping[str, int]
     names: set[str]
     scopes: list[dict[str, TensorFacts]] = field(default_factory=list)
 
@@ -112,7 +113,7 @@ class _Walk:
         dtype = self.request.node_type(scope, node)
         names = filter(None, (*node.input, *node.output))
         unknown = not all(map(tensors.original_type, names))
-        rules = None if unknown else type_rules(node, self.model.opsets, dtype)
+        rules = None if unknown else type_rules(node, self.opsets, dtype)
         if rules is None:
             ports = self.request.plugins.get(node.op_type, ((0,), (0,)))
             inputs, outputs = (  # the last type holds for all that follow
@@ -157,7 +158,7 @@ class _Walk:
         """Gives all floats that cross the border of If, Loop and Scan the node's type."""
         dtype, border = self.request.node_type(scope, node), 0  # it keeps its types
         exchanges = dtype != UNCHANGED and node.op_type in CONTROL_FLOW
-        rules = type_rules(node, self.model.opsets, dtype) if exchanges else None
+        rules = type_rules(node, self.opsets, dtype) if exchanges else None
         if rules is not None:
             border = dtype if rules.can_follow else TensorProto.FLOAT
         self._read(tensors, node, [border or tensors.original_type(name) for name in node.input])

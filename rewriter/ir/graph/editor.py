@@ -14,7 +14,7 @@ from onnx import NodeProto, TensorProto, helper
 
 from rewriter.ir.graph.nodes import all_names
 from rewriter.ir.graph.view import GraphView
-from rewriter.ir.model import Model
+from rewriter.ir.model import Model, holds_graphs
 from rewriter.ir.model.graphs import fresh_name, reads, rename_reads, replace_items, subgraphs, topological
 from rewriter.ir.model.tensors import Shape, TensorFacts
 
@@ -132,6 +132,7 @@ class GraphEditor(GraphView):
         """Add nodes just before another one, or at the end."""
         for node in nodes:
             self._nodes[id(node)] = node
+            self._holders |= {id(node): node} if holds_graphs(node) else {}
             self._index(node)
         where = self._tail if before is None else self._placed_before.setdefault(id(before), [])
         where.extend(nodes)
@@ -166,7 +167,7 @@ class GraphEditor(GraphView):
         for node in self.consumers(old):
             rename_reads(node, old, new)
             self._uses.get(old, {}).pop(id(node), None)
-            self._uses.setdefault(new, {})[id(node)] = node
+            self._uses[new][id(node)] = node
         self.edited = True
 
     def set_input(self, node: NodeProto, index: int, tensor: str) -> None:
@@ -174,7 +175,7 @@ class GraphEditor(GraphView):
         node.input[index] = tensor
         if old not in reads(node):
             self._uses.get(old, {}).pop(id(node), None)
-        self._uses.setdefault(tensor, {})[id(node)] = node
+        self._uses[tensor][id(node)] = node
         self.edited = True
 
     def rename(self, old: str, new: str) -> None:

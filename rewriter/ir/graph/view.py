@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from functools import cached_property
+
 import onnx
 from onnx import NodeProto, TensorProto
 
 from rewriter.ir.graph.nodes import attribute, constant_value
-from rewriter.ir.model import Array, Model, holds_graphs
-from rewriter.ir.model.graphs import reads
+from rewriter.ir.model import Array, Model
+from rewriter.ir.model.graphs import holders, reads
 from rewriter.ir.model.tensors import Shape, TensorFacts
 
 
@@ -35,9 +38,9 @@ class GraphView:
         self._outputs = {v.name for v in graph.output}
         self._inputs = {v.name for v in graph.input} - self._initializers.keys()
         self._producer: dict[str, NodeProto] = {}
-        self._uses: dict[str, dict[int, NodeProto]] = {}
+        self._uses = defaultdict[str, dict[int, NodeProto]](dict)
         self._constants: dict[str, Array | None] = {}
-        self._holders: dict[int, NodeProto] = {}
+        self._holders = {id(n): n for n in holders(graph)}
         for node in self._original:
             self._index(node)
 
@@ -45,6 +48,11 @@ class GraphView:
     def nodes(self) -> list[NodeProto]:
         """The original nodes that are left, in topological order; new nodes are not among them."""
         return [n for n in self._original if id(n) in self._nodes]
+
+    @cached_property
+    def operators(self) -> frozenset[str]:
+        """The operators of the original nodes: a pass need not look for others."""
+        return frozenset(node.op_type for node in self._original)
 
     @property
     def holders(self) -> list[NodeProto]:
@@ -146,14 +154,13 @@ class GraphView:
         return ()
 
     def _index(self, node: NodeProto) -> None:
+        key = id(node)
         for name in node.output:
             if name:
                 self._producer[name] = node
-        if holder := holds_graphs(node):
-            self._holders[id(node)] = node
-        for name in reads(node) if holder else node.input:  # `node.input` is faster
+        for name in reads(node) if key in self._holders else node.input:  # `node.input` is faster
             if name:
-                self._uses.setdefault(name, {})[id(node)] = node
+                self._uses[name][key] = node
 
     def _is_dead(self, node: NodeProto) -> bool:
         return not any(map(self.is_read, node.output))

@@ -3,6 +3,7 @@
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import starmap
+from operator import is_
 from typing import Any
 
 import onnx
@@ -55,10 +56,11 @@ def subgraphs(node: onnx.NodeProto) -> Sequence[onnx.GraphProto]:
 
 
 def replace_items(field: Any, messages: Iterable[Any]) -> None:
-    """Replaces the content of a repeated field by copies of `messages`, which may be its own."""
+    """Replaces the content of a repeated field by copies of `messages`, unless that is what it holds."""
     items = list(messages)  # held: messages that leave the field live as long as someone has them
-    del field[:]
-    field.extend(items)
+    if len(items) != len(field) or not all(map(is_, items, field)):
+        del field[:]
+        field.extend(items)
 
 
 def holds_graphs(node: onnx.NodeProto) -> bool:
@@ -144,7 +146,7 @@ def _free_names(graph: onnx.GraphProto) -> set[str]:
 def reads(node: onnx.NodeProto) -> dict[str, None]:
     """Tensors that a node reads, itself or in its subgraphs, each once, in order."""
     reads = dict.fromkeys(filter(None, node.input))
-    if subgraphs(node):
+    if _may_hold_graphs(node.op_type, node.domain):
         reads.update(dict.fromkeys(sorted(captured(node))))
     return reads
 

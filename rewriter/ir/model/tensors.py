@@ -30,10 +30,11 @@ DETACH_BYTES = 1024
 DETACHED = "detached-by-rewriter"
 """`location` of a detached initializer in memory; `save` writes the real one."""
 
-WHOLE_BYTE_TYPES = frozenset(
-    getattr(TensorProto, name)
+WHOLE_BYTE_TYPES: dict[int, np.dtype[Any]] = {
+    (dtype := getattr(TensorProto, name)): onnx.helper.tensor_dtype_to_np_dtype(dtype)
     for name in "FLOAT FLOAT16 BFLOAT16 DOUBLE INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 BOOL".split()
-)
+}
+"""Element types of whole bytes, with NumPy's."""
 
 PACKED_TYPES: dict[int, int] = {
     getattr(TensorProto, name): bits
