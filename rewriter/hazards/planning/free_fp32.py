@@ -102,10 +102,9 @@ def own_epilogues(analysis: GraphAnalysis, fp32: AbstractSet[int]) -> Iterator[H
 
     With all of them in FP32 the kernel does the same work and rounds once, at its end
     (docs/accuracy.md#own-epilogues). If the kernel of a norm or Transpose takes them over, the product sums
-    in FP16 all the same, so they stay FP16. So does a large SiLU, which takes longer
-    and is hardly more accurate. So do all after a product whose time arithmetic decides, where FP32 sums
-    add to it: a ViT-B of 16 images took 4 % more (benchmarks/README.md#deployed-sizes). `fp32` as for
-    `epilogues`.
+    in FP16 all the same, so they stay FP16. So does a large SiLU, which takes longer and is hardly more
+    accurate. So do all after a product whose time arithmetic decides, where FP32 sums add to it: a ViT-B of
+    16 images took 4 % more (benchmarks/README.md#deployed-sizes). `fp32` as for `epilogues`.
     """
     masked = scores_of_attention(analysis)
     facts = analysis.graph.model.at_sizes(analysis.request.sample).facts().main
@@ -146,8 +145,8 @@ def _is_taken_over(analysis: GraphAnalysis, chain: Sequence[NodeProto], elements
         moved = (n for part in reader.output for _, n in analysis.readers(part) if n.op_type == "Transpose")
         return any(n.op_type in CONVOLUTIONS for move in moved for _, n in analysis.readers(move.output[0]))
     if reader is not None and reader.op_type in RESHAPES:
-        moved = any(n.op_type == "Transpose" for _, n in analysis.readers(reader.output[0]))
-        if moved and elements.get(reader.input[0], 0) > _MOST_MOVED:
+        transposed = any(n.op_type == "Transpose" for _, n in analysis.readers(reader.output[0]))
+        if transposed and elements.get(reader.input[0], 0) > _MOST_MOVED:
             return True
         sizes, gate = analysis.graph.sizes(reader.input[0]), elementwise_after(analysis, reader.output[0])
         is_row = sizes is not None and max(sizes[:-1], default=1) == 1
