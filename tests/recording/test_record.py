@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from graphs import graph
 from onnx import TensorProto, helper, numpy_helper
 from paths import ROOT
 from streaming import streaming_script
@@ -101,6 +102,23 @@ def test_python_code_records_itself(command: list[str], tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
+def test_of_equal_outputs_each_may_be_the_state(tmp_path: Path) -> None:
+    """The sequence of one step equals the state, and the script passes on the second: both get its type."""
+    import onnxruntime as ort
+
+    text = "g (float[1,4] x, float[1,4] h) => (float[1,4] y, float[1,4] new)"
+    text += "{ s = Add(x, h) y = Tanh(s) new = Tanh(s) }"
+    session = ort.InferenceSession(save(graph(text), tmp_path / "model.onnx"))
+    feeds = {name: np.random.default_rng(0).random((1, 4), np.float32) for name in "xh"}
+    with rewriter.record(tmp_path / "calls"):
+        for _ in range(3):
+            _, feeds["h"] = session.run(None, feeds)
+    assert {link.output for link in Recording.read(tmp_path / "calls").links} == {"y", "new"}
+    options = {"io": "links=fp16", "build": False}
+    (entry,) = entries([tmp_path / "calls"], tmp_path / "out", options, config.load())
+    assert set(entry.options["io"].split(",")) == {"h=fp16", "new=fp16", "y=fp16"}
+
+
 def test_what_cannot_be_recorded_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="C\\+\\+") as error:
         record_script(tmp_path / "samples", [sys.executable, "-c", "print(1)"])
@@ -138,14 +156,18 @@ def test_a_script_goes_on_where_the_disk_is_full(command: list[str], tmp_path: P
 
 
 POOL = """
+import os
 import sys
 from multiprocessing import get_context
+from multiprocessing.util import Finalize
 
 import numpy as np
 import onnxruntime as ort
 
 
 def call(number):
+    if number == 5:  # another signal while it ends
+        Finalize(None, os.kill, (os.getpid(), 15), exitpriority=9)
     session = ort.InferenceSession(sys.argv[1])
     inputs = {one.name: np.full((1, 4), number, np.float32) for one in session.get_inputs()}
     return float(session.run(None, inputs)[0].sum())

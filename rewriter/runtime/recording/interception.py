@@ -142,6 +142,8 @@ def _terminated(number: int, _frame: Any) -> None:
         for child in processes.active_children():
             child.terminate()
         if processes.parent_process() is not None:
+            if sys.modules["multiprocessing.util"].is_exiting():
+                return  # they are running, and write the recording
             sys.exit(128 + number)  # its finalizers run
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

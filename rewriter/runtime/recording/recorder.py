@@ -102,9 +102,10 @@ class Recorder:
         self.files: dict[str, _File] = {}
         self.sessions: WeakKeyDictionary[Any, _File] = WeakKeyDictionary()
         self.calls: list[tuple[int, int]] = []  # file, and its call
-        self.producers: dict[Key, tuple[int, str, int]] = {}  # file, output, call
+        self.producers: dict[Key, tuple[int, int, tuple[str, ...]]] = {}  # file, call, outputs
         self.links: Counter[Route] = Counter()
         self.sure: set[Route] = set()
+        self.alone: set[Route] = set()  # of outputs that no other one equalled
         self.doubtful: dict[Route, set[int]] = defaultdict(set)
         self.notes: dict[str, None] = {}
 
@@ -227,13 +228,15 @@ class Recorder:
                 array = array[(slice(None),) * axis + (slice(file.shape_before[name][axis], None),)]
                 if (producer := self.producers.get(key := _key(array))) is not None:
                     file.axes[name] = axis
-            if producer is not None:
-                route = (*producer[:2], file.number, name)
+            owner, _, outputs = producer or (0, 0, ())
+            for output in outputs:
+                route = owner, output, file.number, name
                 self.links[route] += 1
+                self.alone |= {route} if len(outputs) == 1 else set()
                 if route not in self.sure and _tells(array):
                     self.sure.add(route)
-                    if producer[0] == file.number:
-                        file.loops[producer[1], name] = 0.0
+                    if owner == file.number:
+                        file.loops[output, name] = 0.0
                 elif route not in self.sure:
                     self.doubtful[route].add(key[2])
         file.shape_before = {name: array.shape for name, array in inputs.items()}
@@ -251,18 +254,26 @@ class Recorder:
                 file.loops[output, name] = file.loops[output, name] + ways(a, b)
 
     def _remember(self, file: _File, number: int, outputs: Mapping[str, Array]) -> None:
-        """Remembers the outputs of a call, which may become inputs; of equal ones the first."""
-        keys = []
+        """Remembers the outputs of a call, which may become inputs.
+
+        A script may pass on any of several equal ones, such as a GRU's sequence of one step and its state.
+        """
+        keys, owner = [], (file.number, number)
         for name, array in outputs.items():
             key = _key(array)
-            if array.size and self.producers.get(key, ())[::2] != (file.number, number):
-                self.producers[key] = file.number, name, number
+            *producer, names = self.producers.get(key, (-1, -1, ()))
+            if not array.size:
+                continue
+            if (*producer,) != owner:
+                self.producers[key] = *owner, (name,)
                 keys.append(key)
+            elif _tells(array):  # zeros, which many outputs begin with, are one's
+                self.producers[key] = *owner, (*names, name)
         file.outputs.append((number, keys))
         if len(file.outputs) > REMEMBERED:
             number, keys = file.outputs.popleft()
             for key in keys:
-                if self.producers.get(key, ())[::2] == (file.number, number):
+                if self.producers.get(key, ())[:2] == (file.number, number):
                     del self.producers[key]
 
     def _recording(self) -> Recording:
@@ -274,15 +285,18 @@ class Recorder:
         for file in sorted(files, key=lambda file: names[file.number]):  # `a` before `a/b`
             (self.folder / names[file.number]).parent.mkdir(parents=True, exist_ok=True)
             file.folder = file.folder.replace(self.folder / names[file.number])
+        links = tuple(self._sure_links(names))
+        own = {(link.output, link.input, link.producer, link.consumer) for link in links}
         return Recording(
             command=(),
             files=tuple(_recorded(file, names[file.number]) for file in files),
             calls=tuple((names[file], call) for file, call in self.calls),
-            links=tuple(self._sure_links(names)),
+            links=links,
             states=tuple(
                 State(names[file.number], name, output, median_step(below) if np.ndim(below) else None)
                 for file in files
                 for (output, name), below in file.loops.items()
+                if (output, name, names[file.number], names[file.number]) in own
             ),
             printed="",
             exit_code=0,
@@ -292,13 +306,17 @@ class Recorder:
         )
 
     def _sure_links(self, names: Mapping[int, str]) -> Iterator[Link]:
-        """The links that are no coincidence."""
+        """The links that are no coincidence; of outputs equal in some calls, the one that fits all calls."""
         by_number = {file.number: file for file in self.files.values()}
+        most = Counter[tuple[int, int, str]]()
+        for (producer, _, consumer, name), calls in self.links.items():
+            most[producer, consumer, name] = max(calls, most[producer, consumer, name])
         for route, calls in self.links.items():
             producer, output, consumer, name = route
             file = by_number[consumer]
             always = len(self.doubtful[route]) >= DISTINCT and calls >= ALWAYS * (file.observed - 1)
-            if route in self.sure or always:
+            first = route in self.alone or calls == most[producer, consumer, name]
+            if first and (route in self.sure or always):
                 yield Link(names[producer], output, names[consumer], name, file.axes.get(name), calls)
 
 
