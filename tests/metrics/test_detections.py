@@ -153,3 +153,14 @@ def test_two_heads_of_a_batch_of_four_are_no_boxes() -> None:
     assert layout_of([{"features": features, "classes": classes}]) is None
     named = layout_of([{"boxes": np.sort(features, axis=0), "classes": classes}])
     assert named is not None and named.boxes.turned
+
+
+def test_outputs_whose_size_differs_between_samples() -> None:
+    """A cache of four tokens beside shares is no box of the next sample's five; no rows are no boxes."""
+    rng = np.random.default_rng(0)
+    grown = [{"k": rng.random((1, 2, n, 16)), "p": rng.random((1, 2, 16, 8))} for n in (4, 5)]
+    assert layout_of(grown) is None
+    tables = [ROWS[None], ROWS[None, :0]]
+    layout = layout_of([{"y": table} for table in tables])
+    assert layout is not None
+    assert sum(boxes.boxes for t in tables if (boxes := compared(layout, {"y": t}, {"y": t}))) == 2

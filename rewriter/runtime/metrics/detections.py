@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -42,8 +43,8 @@ class View:
     def of(self, outputs: Outputs) -> Array:
         array = outputs[self.name]
         if self.batch is None:
-            return np.asarray(array.reshape(-1, array.shape[-1], 1))
-        shape = (1, *array.shape) if array.ndim == 2 else (-1, *array.shape[-2:])
+            return np.asarray(array.reshape(math.prod(array.shape[:-1]), array.shape[-1], 1))
+        shape = math.prod(array.shape[:-2]), *array.shape[-2:]  # also of no rows
         tables = np.moveaxis(array.reshape(shape), self.batch, 0)
         return np.asarray(tables.swapaxes(1, 2) if self.turned else tables)
 
@@ -124,6 +125,11 @@ class Layout:
     columns: Columns | None = None
     centres: bool = False  # x, y, width, height in place of two corners
 
+    def form(self, outputs: Outputs) -> tuple[list[int], int]:
+        """The columns of its tables, which no sample changes; 1 if these have rows in common."""
+        shapes = [view.of(outputs).shape for view in (self.boxes, self.scores) if view is not None]
+        return [shape[2] for shape in shapes], len({shape[:2] for shape in shapes})
+
     def read(self, outputs: Outputs) -> Iterator[Boxes]:
         """The boxes of each image."""
         tables = self.boxes.of(outputs)
@@ -193,6 +199,8 @@ def layout_of(samples: Sequence[Outputs]) -> Layout | None:
         batch = samples[0][name].ndim == 2 and layout.boxes.turned  # or of four items: names decide
         if layout.scores and (rows < UNNAMED_ROWS or batch) and "box" not in name.lower():
             continue
+        if any(layout.form(outputs) != layout.form(samples[0]) for outputs in samples[1:]):
+            continue  # such as a cache of four tokens that grows
         images = [boxes for outputs in samples for boxes in layout.read(outputs)]
         shown = np.concatenate([boxes.corners[boxes.best >= THRESHOLD] for boxes in images])
         if not (all(boxes.has_probabilities for boxes in images) and len(shown) and np.isfinite(shown).all()):
