@@ -246,6 +246,9 @@ def test_random_values_are_seeded_and_spread_as_their_type() -> None:
     assert (first(ONE, seed=5)["x"] != first(ONE, seed=6)["x"]).any()
     source = random_samples(ONE, seed=3).source
     assert source.text == "random inputs, seed 3 (no real data was used; ranges may not be representative)"
+    ports = ", ".join(f"float[N{i}] x{i}" for i in range(9))
+    many = graphs.graph(f"g ({ports}) => (float[?] y) {{ y = Relu(x0) }}")
+    assert "with N0 = 1, N1 = 1, N2 = 1, N3 = 1, 5 sizes more (" in random_samples(many).source.text
     assert (source.real, source.samples, source.spans["x"]) == (False, 1, ((2,), (2,), (2,)))
     body = "g (float[99,99] x, double[99,99] d, uint8[99,99] u) => (float[99,99] y) { y = Relu(x) }"
     feeds = first(graphs.graph(body))

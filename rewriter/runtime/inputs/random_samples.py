@@ -17,6 +17,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from rewriter.base.errors import InputsError
+from rewriter.base.text import count as counted
 from rewriter.ir.graph import GraphEditor, attribute, open_graphs, reachable
 from rewriter.ir.graph.ops import VIEWS
 from rewriter.ir.model import Array, Model, Port
@@ -27,6 +28,8 @@ BATCH, IMAGE_SIDE, LENGTH = 1, 224, 32
 
 MOST_ELEMENTS = 2**30
 """Most elements of one input, 4 GiB in FP32: a larger one is a defect and would fill the memory."""
+
+LISTED = 4  # sizes of free dimensions that the text of the data names
 
 _INDEX_PATH = VIEWS | {"Cast"}
 """Operators that pass ids on, unchanged, to the Gather that looks them up."""
@@ -86,8 +89,10 @@ def random_samples(
         return drawn if cached else drawn | {BRANCH: np.zeros_like(drawn[BRANCH])}
 
     values = {name: shown(value) for name, value in (input_values or {}).items()}
-    parts = ", ".join(f"{name} = {value}" for name, value in {**chosen, **values}.items())
-    origin = f"random inputs, seed {seed}{f', with {parts}' if parts else ''}"
+    parts = [f"{name} = {value}" for name, value in {**values, **chosen}.items()]
+    rest = len(parts) - len(values) - LISTED
+    parts = [*parts[:-rest], f"{counted(rest, 'size')} more"] if rest > 1 else parts
+    origin = f"random inputs, seed {seed}{', with ' * bool(parts)}{', '.join(parts)}"
     recorder = "; `rewriter record` takes data from your script" if cache_pairs(model) else ""
     text = f"{origin} (no real data was used; ranges may not be representative{recorder})"
     several = [Sample("random sample 0", read)]
