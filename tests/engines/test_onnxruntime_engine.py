@@ -128,6 +128,19 @@ def test_an_operator_without_kernel_is_named(body: str, op: str) -> None:
     assert op in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("version", "op", "advice"), [(6, "Div", "onnx.version_converter"), (17, "Custom", "with its plugin")]
+)
+def test_a_missing_kernel_of_onnx_is_no_plugin(version: int, op: str, advice: str) -> None:
+    text = (
+        f'<ir_version: 3, opset_import: ["" : {version}]> g (float[3] x) => (float[3] y) {{ y = {op}(x, x) }}'
+    )
+    with pytest.raises(NoKernelError) as caught:
+        Session(Model(onnx.parser.parse_model(text)))
+    assert caught.value.op == op
+    assert advice in str(caught.value.hint)
+
+
 BROKEN = [
     pytest.param(
         "g (float[N] x, float[M] z) => (float[K] y) { [add1] y = Add(x, z) }",

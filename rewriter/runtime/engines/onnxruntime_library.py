@@ -74,11 +74,13 @@ class NoKernelError(ArithmeticRunError):
     """
 
     def __init__(self, op: str, node: str | None, file: str | None) -> None:
-        super().__init__(
-            f"ONNX Runtime has no kernel for {op}" + (f" (node {node})" if node else ""),
-            where=file,
-            hint="a custom operator only runs in TensorRT, with its plugin; use `verify=false`",
-        )
+        hint = "a custom operator only runs in TensorRT, with its plugin; use `verify=false`"
+        if onnx.defs.has(op):
+            hint = (
+                "it has kernels from operator set 7 on: raise it with onnx.version_converter, or export again"
+            )
+        what = f"ONNX Runtime has no kernel for {op}" + (f" (node {node})" if node else "")
+        super().__init__(what, where=file, hint=hint)
         self.op = op
         self.node = node
 
