@@ -225,19 +225,22 @@ def _refusals(report: BuildReport, expected: BuildExpectation) -> tuple[list[_Re
     here = {row.name: row for row in expected.refused(own)} if there or report.parser_errors else {}
     there = here if fits else there
     refusals, lacking, known = list[_Refusal](), list[_Refusal](), set(here if report.parsed else ())
+    named = set[str]()
     for error in report.parser_errors:
         row = next((row for row in here.values() if _is_about(error, row)), None)
+        if row is not None and row.name in named:
+            continue  # a second error of one node, which may have no words
+        named |= {row.name} if row else set()
         plugin = not onnx.defs.has(error.op) and any(part in error.message for part in LACKING)
         refusal = _Refusal(error.node, error.op, str(error))
         if row is not None:
             refusal = _Refusal.of(row, error.message)
-        known |= {row.name} if row else set()
         elsewhere = row.name not in there if row else plugin and bool(error.op)
         if NEEDS_GPU in error.message or elsewhere:
             lacking.append(refusal)
         else:
             refusals.append(refusal)
-    refusals += (_Refusal.of(row) for name, row in there.items() if name not in known)
+    refusals += (_Refusal.of(row) for name, row in there.items() if name not in known | named)
     return sorted(refusals, key=lambda refusal: not refusal.op), lacking
 
 

@@ -113,8 +113,8 @@ POOLS = load(
 RTX = BuildReport("tensorrt_rtx", "1.7.1.116", True, engine_bytes=1)
 
 
-def refusing(error: ParserError) -> BuildReport:
-    return replace(RTX, parsed=False, engine_bytes=None, parser_errors=(error,))
+def refusing(*errors: ParserError) -> BuildReport:
+    return replace(RTX, parsed=False, engine_bytes=None, parser_errors=errors)
 
 
 SOME = ParserError("some", "NonZero", "plugin was not found")
@@ -155,7 +155,7 @@ def test_the_sentence_has_node_attribute_remedy_and_the_parser_s_own_words(
 ) -> None:
     error = ParserError("pool", "MaxPool", f"{condition} && {words}")
     expected = expectation(POOLS, target=Target.parse("tensorrt-rtx 1.5"))
-    check = judged_report(refusing(error), expected)
+    check = judged_report(refusing(error, ParserError("pool", "MaxPool", "")), expected)
     sentence = "node pool (MaxPool): tensorrt-rtx 1.7.1 takes no MaxPool with k (only one output.)"
     assert check.details == (sentence, "what to do: leave the indices out")
     assert check.advice == "leave the indices out"
