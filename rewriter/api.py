@@ -7,6 +7,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -23,6 +24,7 @@ from rewriter.pipeline.driver import run
 from rewriter.pipeline.options import FixOptions, VerifyOptions, combined, documented
 from rewriter.pipeline.schema import converted, type_hints, unknown
 from rewriter.report import deploy
+from rewriter.report.remarks import worded
 from rewriter.report.results import FixResult, VerifyResult
 
 __all__ = ["compare_inputs", "emulate", "fix", "locate", "probe", "run_passes", "scan", "verify"]
@@ -31,8 +33,10 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-def _verb(job: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """The job as a verb of the API: arguments are checked by its annotations first."""
+def _verb(
+    job: Callable[Arguments, Result], finish: Callable[[Result], Result] = lambda result: result
+) -> Callable[Arguments, Result]:
+    """The job as a verb of the API: arguments are checked by its annotations first, its result finished."""
     signature = inspect.signature(job)
     takes_options = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
 
@@ -57,7 +61,7 @@ def _verb(job: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
                 except ValueError as error:
                     what, key = f"it cannot be {shortened(value)}", name.replace("_", "-")
                     raise UsageError(what, option=key, hint=str(error)) from error
-        return job(*args, **kwargs)
+        return finish(job(*args, **kwargs))
 
     return verb
 
@@ -117,7 +121,7 @@ def verify(
     return VerifyResult.of(verify_job(original, fixed, request, progress or silent))
 
 
-scan = _verb(scan_job)
+scan = _verb(scan_job, lambda result: replace(result, plain=result.plain and worded(result.plain)))
 locate = _verb(locate_job)
 compare_inputs = _verb(compare_inputs_job)
 emulate = _verb(emulate_job)

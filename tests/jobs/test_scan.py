@@ -51,6 +51,7 @@ def test_an_epsilon_that_no_output_shows_is_no_error() -> None:
     )
     result = rewriter.scan(floored.whole(), inputs={"x": np.arange(8, dtype=np.float32)[None]})
     assert result.plain is not None and result.plain.passed
+    assert result.plain.summary.startswith("FP16 emulated: largest error ")
     assert "epsilon" in kinds(result, "warning") and not kinds(result, "error")
 
 
