@@ -37,7 +37,7 @@ def overflow(analysis: GraphAnalysis) -> Iterator[Hazard]:
     for node, tensor, head in _chains(analysis, beyond):
         measured = analysis.range(tensor)
         assert measured is not None  # beyond has seen it
-        if not _is_mask(analysis, tensor, measured):
+        if not _is_harmless(analysis, tensor, measured):
             severity, what = _severity(analysis, tensor, measured)
             yield analysis.hazard(node, "overflow", f"{head} {what}", tensor, severity)
 
@@ -65,12 +65,35 @@ def excess(analysis: GraphAnalysis, tensor: str) -> bool:
     measured = analysis.range(tensor)
     if measured is None or not measured.reach > analysis.largest:
         return False
-    return not _is_mask(analysis, tensor, measured)
+    return not _is_harmless(analysis, tensor, measured)
 
 
 def largest(value: Array) -> float:
     """Largest absolute value of a constant, without infinities."""
     return float(np.abs(value[np.isfinite(value)]).max(initial=0.0))
+
+
+def _is_harmless(analysis: GraphAnalysis, tensor: str, measured: Range) -> bool:
+    return _is_mask(analysis, tensor, measured) or _is_replaced(analysis, tensor, measured)
+
+
+def _is_replaced(analysis: GraphAnalysis, tensor: str, measured: Range) -> bool:
+    """True if only NaN is out of range, as of masked rows, and only a Where reads it that replaces that."""
+    only_nan = math.isnan(measured.mean_abs) and max(-measured.low, measured.high) <= analysis.limit
+    if not only_nan or analysis.is_output(tensor):
+        return False
+    readers = [reader for _, reader in analysis.readers(tensor) if reader.op_type != "IsNaN"]
+    return bool(readers) and all(replaces_nan(analysis, reader) for reader in readers)
+
+
+def replaces_nan(analysis: GraphAnalysis, node: NodeProto) -> bool:
+    """True for Where(IsNaN(x), constant, x), as PyTorch writes it after the Softmax of masked rows."""
+    if node.op_type != "Where" or not analysis.is_constant(node.input[1]):
+        return False
+    asked = analysis.graph.producer(node.input[0])
+    if asked is None or asked.op_type != "IsNaN":
+        return False
+    return analysis.source(node.input[2]) == analysis.source(asked.input[0])
 
 
 def _is_mask(analysis: GraphAnalysis, tensor: str, measured: Range) -> bool:

@@ -77,6 +77,29 @@ def test_an_input_that_selects_a_branch_is_named_and_as_a_constant_the_rest_buil
     assert rewriter.fix(alone.whole(), inputs={"x": inputs["x"]}).conclusion.kind != "unbuildable"
 
 
+@needs_rtx
+def test_attention_with_rows_masked_whole_is_lowered_and_builds() -> None:
+    """TensorRT-RTX 1.7.1 fails on such a Where in FP32 between a Softmax and a product in FP16."""
+    source = weighted(
+        """g (float[2,16,64] x, bool[2,1,16,1] pad) => (float[2,16,64] y)
+        <float zero = {0.0}, float none = {-inf},
+         int64[4] heads = {0, 0, 4, 16}, int64[3] whole = {0, 0, 64}> {
+            m = MatMul(x, a) r = Reshape(m, heads) q = Transpose<perm = [0, 2, 1, 3]>(r)
+            n = MatMul(x, b) s = Reshape(n, heads) k = Transpose<perm = [0, 2, 3, 1]>(s)
+            o = MatMul(x, c) t = Reshape(o, heads) v = Transpose<perm = [0, 2, 1, 3]>(t)
+            scores = MatMul(q, k) padded = Where(pad, none, scores) p = Softmax<axis = -1>(padded)
+            nan = IsNaN(p) safe = Where(nan, zero, p) h = MatMul(safe, v)
+            moved = Transpose<perm = [0, 2, 1, 3]>(h) joined = Reshape(moved, whole) y = Add(x, joined) }""",
+        **dict.fromkeys("abc", (64, 64)),
+    )
+    generator = np.random.default_rng(0)
+    pad = (np.arange(16) >= 12).reshape(1, 1, 16, 1).repeat(2, axis=0)
+    data = {"x": generator.standard_normal((2, 16, 64)).astype(np.float32), "pad": pad}
+    result = rewriter.fix(source, inputs=data)
+    assert result.verified and not result.repairs
+    assert result.plan is not None and not any(d.rule == "overflow" for d in result.plan.decisions)
+
+
 class Dilating(Simplify):
     """simplify, with a defect: a pooling that changes nothing, and that TensorRT refuses."""
 

@@ -12,6 +12,7 @@ from onnx import NodeProto
 
 from rewriter.hazards import Hazard
 from rewriter.hazards.analysis import GraphAnalysis
+from rewriter.hazards.magnitude import replaces_nan
 from rewriter.ir.graph.ops import (
     CONVOLUTIONS,
     ELEMENTWISE,
@@ -238,20 +239,10 @@ def _of_activations(analysis: GraphAnalysis, node: NodeProto) -> bool:
 def _readers_of_weights(analysis: GraphAnalysis, softmax: NodeProto) -> list[NodeProto]:
     """The readers of a Softmax, or of PyTorch's Where after it, which replaces the NaN of masked rows."""
     readers = [reader for _, reader in analysis.readers(softmax.output[0]) if reader.op_type != "IsNaN"]
-    guards = [reader for reader in readers if _replaces_nan(analysis, reader, softmax)]
+    guards = [reader for reader in readers if replaces_nan(analysis, reader)]
     if len(guards) == len(readers) == 1 and not analysis.is_output(guards[0].output[0]):
         return [reader for _, reader in analysis.readers(guards[0].output[0])]
     return readers
-
-
-def _replaces_nan(analysis: GraphAnalysis, node: NodeProto, softmax: NodeProto) -> bool:
-    """True for Where(IsNaN(weights), constant, weights)."""
-    if node.op_type != "Where" or not analysis.is_constant(node.input[1]):
-        return False
-    asked = analysis.graph.producer(node.input[0])
-    if asked is None or asked.op_type != "IsNaN":
-        return False
-    return all(analysis.producer(name) is softmax for name in (node.input[2], asked.input[0]))
 
 
 def _before(analysis: GraphAnalysis, softmax: NodeProto) -> list[NodeProto]:
