@@ -28,20 +28,24 @@ class FloatGraph:
     graph: GraphEditor
     opsets: Mapping[str, int]
     low: int
-    nodes: list[NodeProto] = field(init=False)
-    _computing: set[int] = field(init=False, repr=False)
     _casts: dict[str, str] = field(init=False, repr=False)  # the input of each float Cast by its output
 
     def __post_init__(self) -> None:
         casts = (n for n in self.graph.nodes if casts_floats(n, self.is_float))
         self._casts = {n.output[0]: n.input[0] for n in casts}
-        self.nodes = [n for n in self.graph.nodes if self._computes(n)]
-        self._computing = {id(n) for n in self.nodes}
 
     @classmethod
     def main(cls, model: Model) -> FloatGraph:
         """The main graph of a model, for FP16."""
         return FloatGraph(open_graphs(model)[0], model.opsets, TensorProto.FLOAT16)
+
+    @cached_property
+    def nodes(self) -> list[NodeProto]:
+        return [n for n in self.graph.nodes if self._computes(n)]
+
+    @cached_property
+    def _computing(self) -> set[int]:
+        return {id(n) for n in self.nodes}
 
     @cached_property
     def norms(self) -> list[Norm]:

@@ -18,7 +18,7 @@ from rewriter.base.errors import ModelError, PassError, UsageError, described
 from rewriter.base.stopwatch import raise_signal
 from rewriter.base.text import Row, Summary, count
 from rewriter.ir.graph import GraphEditor, open_graphs
-from rewriter.ir.model import Model, check, load
+from rewriter.ir.model import Model, Signature, check, load
 from rewriter.ir.model.normalization import lift_weights
 from rewriter.passes import ALL
 from rewriter.passes.base import Change, Context, Event, GraphPass, ModelPass, Pass, Refusal, Stage
@@ -116,9 +116,9 @@ class Draft:
         self.model, self._editors = self._before(), list[GraphEditor]()
         self.signature, self._revision = self.model.signature, self.model.revision
 
-    def keep(self) -> None:
+    def keep(self, signature: Signature) -> None:
         """Keeps the edits, which have just been checked."""
-        self.signature, self._revision = self.model.signature, self.model.revision
+        self.signature, self._revision = signature, self.model.revision
         self.model.serialized()
         self._checked = replace(self.model, proto=onnx.ModelProto(), weights=dict(self.model.weights))
 
@@ -170,7 +170,7 @@ def _run_one(draft: Draft, step: Pass, context: Context, strict: bool, earlier: 
             _require(kept, f"inputs or outputs changed: {was} became {now}")
             check(draft.model)
             draft.model.facts(strict=strict)
-            draft.keep()
+            draft.keep(now)
         return events
     except (ModelError, _BrokenContract) as error:
         if step.imported:

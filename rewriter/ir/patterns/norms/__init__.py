@@ -61,9 +61,7 @@ class Norm:
 
 def find_norms(graph: GraphEditor) -> list[Norm]:
     """The decomposed normalisations of one graph, in graph order; subgraphs have editors of their own."""
-    nodes = graph.nodes
-    if not any(is_op(node, *ROOTS) for node in nodes):
-        return []  # most graphs after fusion
+    nodes = graph.nodes if not graph.operators.isdisjoint(ROOTS) else []  # none after fusion, as a rule
     order = {id(node): index for index, node in enumerate(nodes)}
     matches = ((node, match(graph, node)) for node in nodes)
     return [_norm(formula, node.output[0], order) for node, formula in matches if formula is not None]
