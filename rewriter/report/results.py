@@ -156,9 +156,6 @@ class Conclusion:
     remarks: tuple[str, ...] = ()  # other facts about the result, such as that all of it is FP32
     lowered: bool = True  # False if nothing of the result is in reduced precision
     reason: str = ""  # why it is unverified; "" otherwise
-    no_build: str = ""  # why nothing built it, where no check says so
-    worse: str = ""  # the outputs on which plain FP16 is more accurate; "" if there are none
-    all_fp32: bool = False  # nothing was lowered, though it has floats and FP32 was not the request
 
 
 class FixResult(FixOutcome, Summary):
@@ -188,10 +185,9 @@ class FixResult(FixOutcome, Summary):
 
     @property
     def conclusion(self) -> Conclusion:
-        end, remarks, worse = self.end, tuple(_remarks(self)), worse_text(self.end.worse)
-        reason = NO_CHECK if self.request.verify else "`verify=false`"
-        reasons = reason * (end.kind == "unverified"), "" if self.request.build else "`build=false`"
-        return Conclusion(end.kind, *_limit(self), remarks, end.lowered, *reasons, worse, end.all_fp32)
+        end, remarks = self.end, tuple(_remarks(self))
+        reason = (NO_CHECK if self.request.verify else "`verify=false`") * (end.kind == "unverified")
+        return Conclusion(end.kind, *_limit(self), remarks, end.lowered, reason)
 
     @property
     def ending(self) -> str:
@@ -221,8 +217,8 @@ class FixResult(FixOutcome, Summary):
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        end = self.conclusion
-        return tuple(_gap(k, self.checks, self.data, end.worse, end.no_build) for k in self.gap_kinds)
+        worse, no_build = worse_text(self.end.worse), "" if self.request.build else "`build=false`"
+        return tuple(_gap(kind, self.checks, self.data, worse, no_build) for kind in self.gap_kinds)
 
     def summary(self) -> Iterator[Row]:
         from rewriter.report import fix

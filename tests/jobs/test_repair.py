@@ -47,7 +47,7 @@ def test_islands_repair_what_the_rules_miss() -> None:
     assert result.plan is not None and result.plan.fp32
     assert result.verdict is not None  # without the goal of a search
     assert [check.name for check in result.checks] == ["structure", "emulation"]
-    assert result.conclusion == Conclusion("verified", no_build="`build=false`")
+    assert result.conclusion == Conclusion("verified")
 
 
 def test_a_network_that_needs_more_than_tf32_is_not_proven_and_the_remedy_is_named() -> None:
