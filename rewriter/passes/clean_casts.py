@@ -44,22 +44,19 @@ class CleanCasts(GraphPass):
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         # Producers come first, so each Cast reads Casts that are clean already: one sweep suffices.
         first: dict[tuple[str, int], NodeProto] = {}
-        for cast in graph.nodes:
-            if _is_cast(cast):
-                to = int(attribute(cast, "to"))
-                yield from _lift(graph, cast, to)
-                yield from _shorten(graph, cast, to)
-                if (event := _drop(graph, cast, to) or _share(graph, cast, to, first)) is not None:
-                    yield event
+        for cast in filter(_is_cast, graph.nodes):
+            to = int(attribute(cast, "to"))
+            yield from _lift(graph, cast, to)
+            yield from _shorten(graph, cast, to)
+            if (event := _drop(graph, cast, to) or _share(graph, cast, to, first)) is not None:
+                yield event
         for node in graph.nodes:
             if _is_cast(node) and attribute(node, "to") == TensorProto.UINT8:
                 yield from _sink(graph, node)
         for node in graph.nodes:
             if _moves_bytes(node, graph):
-                yield Refusal(
-                    display_name(node),
-                    f"{node.output[0]} is UINT8, and not only read by one Cast: cast it first",
-                )
+                reason = f"{node.output[0]} is UINT8, and not only read by one Cast: cast it first"
+                yield Refusal(display_name(node), reason)
 
 
 def _lift(graph: GraphEditor, cast: NodeProto, to: int) -> Iterator[Event]:

@@ -56,8 +56,7 @@ class FuseSoftmax(GraphPass):
          }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
-        nodes = graph.nodes if "Exp" in graph.operators else ()
-        for node in (n for n in nodes if is_op(n, "Div", "Mul", "Sub")):
+        for node in (n for n in graph.nodes if "Exp" in graph.operators and is_op(n, "Div", "Mul", "Sub")):
             kind, formula = ("LogSoftmax", LOG_SOFTMAX) if is_op(node, "Sub") else ("Softmax", SOFTMAX)
             match = next(formula.match(Bindings(graph), node.output[0]), None)
             if match is None:

@@ -58,8 +58,7 @@ class MergeBranches(WeightPass):
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         weights = NewWeights(graph)
         for node in graph.nodes if "Conv" in graph.operators else ():
-            branches = _branches(graph, node)
-            if branches:
+            if branches := _branches(graph, node):
                 reason = _reason_against(graph, node, branches, context.kept)
                 yield refused(node, APART, reason) or _merge(graph, node, branches, weights)
 

@@ -25,9 +25,8 @@ def walk_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 def holders(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """The nodes of a graph that hold graphs; most graphs have none, which their few operators show."""
-    if any(starmap(_may_hold_graphs, {(node.op_type, node.domain) for node in graph.node})):
-        return list(filter(holds_graphs, graph.node))
-    return []
+    kinds = {(node.op_type, node.domain) for node in graph.node}
+    return list(filter(holds_graphs, graph.node)) if any(starmap(_may_hold_graphs, kinds)) else []
 
 
 def all_graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:

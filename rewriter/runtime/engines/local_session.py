@@ -202,8 +202,7 @@ def _split(model: Model, *, all_constant: bool) -> tuple[onnx.ModelProto, list[s
     foreign: set[str] = set()
     local = {(f.domain, f.name) for f in proto.functions}  # inlined: ordinary operators take any tensor
     for node in walk_nodes(proto.graph):
-        if not node.name:
-            node.name = display_name(node)
+        node.name = display_name(node)
         if node.domain not in STANDARD_DOMAINS and (node.domain, node.op_type) not in local:
             foreign.update(node.input)
     copied = COPIED_BYTES if len(model.weights) >= MANY_NODES else 0
