@@ -24,30 +24,22 @@ from rewriter.hazards.planning.free_fp32 import RULE
 
 def fix(folder: Path, variant: str, *options: str) -> None:
     """Runs `fix` on a network without checks; raises CalledProcessError if it fails."""
-    files = (
+    paths = (
         folder / "model.onnx",
         "--inputs",
         folder / "inputs",
         "-o",
         folder / f"{file_name(variant)}.onnx",
     )
-    command = (
-        sys.executable,
-        "-m",
-        "rewriter",
-        "fix",
-        *files,
-        "--target",
-        "tensorrt-rtx",
-        "--no-verify",
-        "-q",
-    )
-    subprocess.run([*command, *options], check=True, cwd=ROOT, env={**os.environ, **NO_GPU})
+    flags = ("--target", "tensorrt-rtx", "--no-verify", "-q", *options)
+    command = (sys.executable, "-m", "rewriter", "fix", *paths, *flags)
+    subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, **NO_GPU})
 
 
 def groups(model: onnx.ModelProto, plan: Mapping[str, Any]) -> dict[str, set[str]]:
     """The names of the nodes of each group."""
-    readers, nodes = defaultdict(list), {node.name: node for node in model.graph.node}
+    readers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
+    nodes = {node.name: node for node in model.graph.node}
     for node in model.graph.node:
         for name in node.input:
             readers[name].append(node)
@@ -55,7 +47,7 @@ def groups(model: onnx.ModelProto, plan: Mapping[str, Any]) -> dict[str, set[str
     for decision in plan["fp32"]:
         if decision["rule"] == RULE and decision["node"] in nodes:
             chains[decision["tensor"]].append(nodes[decision["node"]])
-    found = defaultdict(set)
+    found: dict[str, set[str]] = defaultdict(set)
     for chain in chains.values():
         inside, after = {node.name for node in chain}, set()
         waiting = [reader for node in chain for reader in readers[node.output[0]]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from rewriter.base.text import Row, Summary, count
 from rewriter.jobs.fix.provenance import worse_text
@@ -354,8 +355,8 @@ class VerifyResult(VerifyOutcome, Summary):
 
     @classmethod
     def of(cls, outcome: VerifyOutcome) -> VerifyResult:
-        fields = vars(outcome) | {"warnings": (*outcome.warnings, *_unproven(outcome.data))}
-        return cls(**fields | {"verdict": Verdict(tuple(map(worded, outcome.checks)))})
+        fields: dict[str, Any] = vars(outcome) | {"verdict": Verdict(tuple(map(worded, outcome.checks)))}
+        return cls(**fields | {"warnings": (*outcome.warnings, *_unproven(outcome.data))})
 
     @property
     def ending(self) -> str:

@@ -244,7 +244,7 @@ def test_whole_numbers_are_compared_by_slices() -> None:
     whole, *slices = judged(maps, lost)
     assert whole.passed and not slices[0].passed and slices[0].note.startswith("slice 7 of axis 0 (")
     frayed[7] = maps[7]
-    (line,) = part_lines(Check("emulation", True, "", outputs=(*judged(maps, frayed),)))
+    (line,) = part_lines(Check("emulation", True, (), outputs=(*judged(maps, frayed),)))
     whole_axis = "slice 3 of axis 0 (share of its entries that are not 0)"
     assert line == f"y: 5e-05, of its parts {whole_axis}: 0.0053", "axes without a wrong slice are left out"
 

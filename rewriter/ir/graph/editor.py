@@ -132,7 +132,8 @@ class GraphEditor(GraphView):
         """Add nodes just before another one, or at the end."""
         for node in nodes:
             self._nodes[id(node)] = node
-            self._holders |= {id(node): node} if holds_graphs(node) else {}
+            if holds_graphs(node):
+                self._holders[id(node)] = node
             self._index(node)
         where = self._tail if before is None else self._placed_before.setdefault(id(before), [])
         where.extend(nodes)
