@@ -39,7 +39,7 @@ def fix(models: Models, outputs: Outputs, output: Output = None, **given: Any) -
     the original MODEL. A folder that `rewriter record` wrote stands for all models in it.
     """
     from rewriter import api
-    from rewriter.ir.model import data_files
+    from rewriter.ir.model import data_files, load
     from rewriter.jobs.fix.provenance import is_result_of
     from rewriter.report import fix as report
     from rewriter.runtime.recording.record import RECORD
@@ -51,6 +51,8 @@ def fix(models: Models, outputs: Outputs, output: Output = None, **given: Any) -
     if others or model.is_dir():
         hint = f"rewriter batch {command_line(models)} -o FOLDER fixes them all"
         raise UsageError("it takes one model", where="rewriter fix", hint=hint)
+    if not model.exists():
+        load(model)  # says so, before what concerns the output
     if given.pop("loop_seconds", None) is not None:
         hint = "name the folder that `rewriter record` wrote"
         raise UsageError("it is for a recording", option="loop-seconds", hint=hint)

@@ -10,8 +10,9 @@ from rewriter.base.errors import UsageError
 from rewriter.base.stopwatch import Progress, silent
 from rewriter.ir.model import load
 from rewriter.ir.model.output_files import work_folder
-from rewriter.jobs.fix.provenance import VERSION, noted, sums_of
+from rewriter.jobs.fix.provenance import PIPELINE, VERSION, noted, sums_of
 from rewriter.jobs.verify import ENGINE, KERNELS, verify_in
+from rewriter.passes.clamp_constants import ClampConstants
 from rewriter.pipeline.driver import run
 from rewriter.pipeline.options import LocateOptions, VerifyOptions, combined, documented
 from rewriter.runtime.engines.protocol import MeasureSettings
@@ -53,6 +54,7 @@ def _located(original: Any, other: Any, request: LocateOptions, folder: Path, pr
     with suppress(UsageError):  # of other inputs or outputs, which `verify` cannot judge
         judged = VerifyOptions(build=False, timing=False, **vars(request))
         verdict = verify_in(folder, original, other, judged, progress, unfused=True)
+    before, after = (model.path for model in models)
     chosen, indices = deployed.choose().engine, judging(samples)
     limit, notes = TOLERANCE if tolerance is None else tolerance, list[str]()
     parts = dict[str, Part]()
@@ -74,6 +76,8 @@ def _located(original: Any, other: Any, request: LocateOptions, folder: Path, pr
     if not noted(models[1], VERSION):  # what `fix` made has the original's names
         matched, note = aligned(*models)
         models, notes = (models[0], matched), [*notes, *[note] * bool(note)]
+    elif ClampConstants.name in noted(models[1], PIPELINE):  # its smaller masks are not wrong
+        models = run(models[0], ClampConstants.name).model, models[1]
     rules, used = search.LocateOptions(limit, parts=parts), [samples.feeds(index) for index in indices]
     if chosen is None:
         exact = run(models[0], "upgrade-opset", opset=models[1].opset).model  # both in one session
@@ -93,5 +97,5 @@ def _located(original: Any, other: Any, request: LocateOptions, folder: Path, pr
             folder / ENGINE if (folder / ENGINE).exists() else None,
         )
     notes += [*([] if samples.source.real else [samples.source.text]), *data_warnings(models[0], samples)]
-    before, after = (model.path for model in models)
-    return replace(result, notes=(*notes, *result.notes), data=samples.source, original=before, other=after)
+    notes += result.notes
+    return replace(result, notes=tuple(notes), data=samples.source, original=before, other=after)

@@ -91,6 +91,8 @@ def test_a_plugin_library_that_does_not_load_fails_the_build(model: Path, tmp_pa
     code, _, error = quick("fix", model, "-o", tmp_path / "g.onnx", "--plugin-lib", missing)
     assert (code, (tmp_path / "g.onnx").exists()) == (2, False)
     assert f"no such file: {missing}" in error
+    code, _, error = quick("fix", tmp_path / "gone", "-o", tmp_path / "out")  # a recording, misspelt
+    assert code == 2 and f"{tmp_path / 'gone'}: no such file" in error
 
 
 @pytest.mark.parametrize(("strict", "written"), [([], ["f.onnx"]), (["--strict"], [])], ids=["", "strict"])

@@ -63,6 +63,26 @@ def test_what_is_rescaled_is_not_wrong(wrong: Path, engine: str, tmp_path: Path)
     assert all(step["error"] < 5e-3 for step in found["right"])
 
 
+MASKED = """
+    g (float[2,8] x, int64[2,8] open, float[8,8] w, float[8,8] v) => (float[2,8] y)
+    <float one = {1.0}, float lowest = {-1e9}> {
+        f = Cast<to = 1>(open) shut = Sub(one, f) bias = Mul(shut, lowest) s = MatMul(x, w)
+        masked = Add(s, bias) p = Softmax<axis = -1>(masked) y = MatMul(p, v) }"""
+
+
+def test_a_smaller_mask_is_not_wrong(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal((8, 8)).astype("f4") for name in "wv"}
+    original = save(graphs.with_weights(MASKED, weights), tmp_path / "model.onnx")
+    data = {"x": rng.standard_normal((2, 8)).astype("f4"), "open": np.repeat([[1, 0]], 8, 0).reshape(2, 8)}
+    proto = rewriter.fix(original, inputs=data, build=False).proto
+    product = next(node for node in proto.graph.node if node.op_type == "MatMul" and "v" in node.input[1])
+    (weight,) = (tensor for tensor in proto.graph.initializer if tensor.name == product.input[1])
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float16(2), weight.name))
+    first = rewriter.locate(original, proto, inputs=data).first
+    assert first is not None and first.op == "MatMul", "its bias of -16384 is right"
+
+
 def test_exponents_add_up_and_nonsense_is_none() -> None:
     first, second = graphs.graph(TWO), graphs.graph(TWO)
     assert recorded(first) == {}

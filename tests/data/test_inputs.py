@@ -186,6 +186,7 @@ WRONG = {"image": np.ones((2, 3), np.int32), "ids": np.arange(2)}
 FILES: list[Any] = [
     pytest.param("no.npz", None, "no such file or folder", id="missing"),
     pytest.param("", None, "it holds no sample", id="empty folder"),
+    pytest.param("/record.json", "{}", "name the folder of this model in it", id="a recording"),
     pytest.param("p.npz", {"image": OBJECTS}, "p.npz: it holds Python objects", id="pickled npz"),
     pytest.param("/image.npy", OBJECTS, "image.npy: it holds Python objects", id="pickled npy"),
     pytest.param("t.npz", npz(npy((2,)))[:50], "not an npz archive, or a truncated one", id="truncated npz"),

@@ -24,7 +24,7 @@ from rewriter.runtime.engines.tensor_files import read_tensors, write_tensors
 from rewriter.runtime.inputs.arranging import MOST_ITEMS, arranged, by_name, has_labels, is_array, items
 from rewriter.runtime.inputs.images import EXAMPLE, OPTION, image_files, image_samples
 from rewriter.runtime.inputs.samples import Sample, Samples
-from rewriter.runtime.recording.record import Recording
+from rewriter.runtime.recording.record import RECORD, Recording
 
 FORMATS = "an .npz file, a folder of .npz or .npy files, or a .json file written by Polygraphy"
 
@@ -194,7 +194,9 @@ def _of_folder(folder: Path, ports: Sequence[Port]) -> list[Sample]:
         ]
     what = "it holds no sample"
     hint = "one .npz file for each sample, or one .npy file for each input, called <input>.npy"
-    if image_files(folder):
+    if (folder / RECORD).is_file():
+        what, hint = "it is a recording of several models", "name the folder of this model in it"
+    elif image_files(folder):
         what = "it holds photographs, and their preprocessing is unknown"
         hint = "save what your program feeds the model with np.savez"
         shapes = [port.shape for port in ports if port.shape and len(port.shape) == 4]
