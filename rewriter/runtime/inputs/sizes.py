@@ -59,11 +59,15 @@ def _candidates(
 ) -> Iterator[dict[str, int]]:
     """The default, then other sizes for one dimension, for all of them alike, and for two; weights' first.
 
+    Several inputs, such as a real and an imaginary image, may have the same channels.
+
     Args:
         second: Names of second axes, which may have the channels that convolutions ask for.
     """
     yield {}
-    yield from ({name: size} for size, name in product(channels, free) if name in second)
+    places = [name for name in free if name in second]
+    yield from ({name: size} for size, name in product(channels, places))
+    yield from (dict.fromkeys(places, size) for size in channels)
     sizes = list(dict.fromkeys([*asked, 1, *USUAL]))  # 1: a batch without a name
     yield from ({name: size} for size, name in product(asked, free))
     yield from (dict.fromkeys(free, size) for size in USUAL)
