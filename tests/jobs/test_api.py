@@ -149,6 +149,16 @@ def test_a_model_is_split_before_its_plugins() -> None:
     assert split_at_plugins(graphs.graph("g (float[2] x) => (float[2] y) { y = Relu(x) }")) is None
 
 
+def test_a_norm_that_onnx_runtime_fused_below_its_operator_set_is_no_plugin() -> None:
+    body = "a = Neg(x) n = LayerNormalization(a, s, b) y = Abs(n)"
+    proto = graphs.graph(f"g (float[2,8] x, float[8] s, float[8] b) => (float[2,8] y) {{ {body} }}").whole()
+    proto.opset_import[0].version = 12
+    result = rewriter.fix(proto, build=False, engine="emulation")
+    assert result.verified and "plugins" not in result.ending
+    assert "LayerNormalization" in graphs.ops(result.model)
+    assert "could not be measured" not in str(rewriter.scan(proto))
+
+
 @pytest.mark.parametrize("io", ["keep", "fp16"])
 def test_fix_and_verify_check_up_to_the_plugin_and_say_so(tmp_path: Path, io: str) -> None:
     """What comes after it is whole, at the operator set of the result."""

@@ -14,6 +14,9 @@ STANDARD_DOMAINS = frozenset({"", "ai.onnx"})  # both name the operator set of O
 
 UNKNOWN_DOMAIN = "rewriter.unknown"
 
+RUNTIME_OPERATORS = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
+"""Operators that ONNX Runtime's optimizer writes into ONNX's own domain, and runs, at any operator set."""
+
 
 def walk_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """`graph` and all its subgraphs, outer ones first."""

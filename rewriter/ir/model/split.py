@@ -8,6 +8,7 @@ import onnx
 from onnx import NodeProto, helper
 
 from rewriter.ir.model.graphs import (
+    RUNTIME_OPERATORS,
     STANDARD_DOMAINS,
     import_opsets,
     reads,
@@ -64,7 +65,8 @@ def _plugin_operators(model: Model) -> set[tuple[str, str]]:
     return {
         (domain, op)
         for domain, op in {(node.domain, node.op_type) for node in model.proto.graph.node} - functions
-        if (domain in STANDARD_DOMAINS or not domain.startswith(RUNTIME_DOMAINS))
+        if not (domain in STANDARD_DOMAINS and op in RUNTIME_OPERATORS)
+        and (domain in STANDARD_DOMAINS or not domain.startswith(RUNTIME_DOMAINS))
         and schema_of(op, domain, opsets.get("" if domain in STANDARD_DOMAINS else domain, 1)) is None
     }
 

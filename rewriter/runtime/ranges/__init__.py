@@ -17,7 +17,7 @@ from onnx import NodeProto, helper
 from rewriter.ir.graph import constant_value, display_name, reads
 from rewriter.ir.graph.weights import ChannelKey
 from rewriter.ir.model import Array, Model, walk_graphs
-from rewriter.ir.model.graphs import schema_of
+from rewriter.ir.model.graphs import RUNTIME_OPERATORS, schema_of
 from rewriter.ir.model.tensors import FLOATS, release
 from rewriter.ir.plan import HEADROOM, Range, node_key
 from rewriter.runtime.engines.onnxruntime import Session, qualified
@@ -192,7 +192,7 @@ class _Unsupported:
         op = qualified(node)
         foreign = op != node.op_type or (node.domain, op) in self._functions
         refused = self._refused and {(op, None), self._kind(node, scope)} & self._refused
-        if refused or not (foreign or schema_of(op, "", self._model.opset)):
+        if refused or not (foreign or op in RUNTIME_OPERATORS or schema_of(op, "", self._model.opset)):
             self.ops.add(op)
             return True
         return False
