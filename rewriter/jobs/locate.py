@@ -20,7 +20,7 @@ from rewriter.runtime.expectations import data_warnings
 from rewriter.runtime.metrics.parts import Part
 from rewriter.runtime.metrics.tolerances import RELATIVE_L2
 from rewriter.verification import locate as search
-from rewriter.verification.expected import judging
+from rewriter.verification.expected import judging, with_states
 from rewriter.verification.locate import SAME, TOLERANCE, Location
 from rewriter.verification.locate.alignment import aligned
 
@@ -67,6 +67,8 @@ def _located(original: Any, other: Any, request: LocateOptions, folder: Path, pr
         parts = {o.of: o.part for o in wrong if o.part}  # the worst of each output
         notes += [f"{o.name} has an error of {o.relative_l2:.2g}" for o in wrong if parts[o.of] is o.part]
         worst = max((o for o in verdict.outputs if o.name in failed), key=lambda o: o.badness)
+        if check.wrong_states and chosen is None:  # final states fail it, which are no outputs
+            models = with_states(models[0]), with_states(models[1])
         if verdict.passed and worst.relative_l2 > limit:
             limit = SAME * worst.relative_l2
             notes.append(f"allowed by verify: {worst.name} has an error of {worst.relative_l2:.2g}")

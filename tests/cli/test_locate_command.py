@@ -83,6 +83,27 @@ def test_a_smaller_mask_is_not_wrong(tmp_path: Path) -> None:
     assert first is not None and first.op == "MatMul", "its bias of -16384 is right"
 
 
+STATE = """
+    g (float[3,2,8] x, float[8,8] m, float[1,16,8] w, float[1,16,16] r, float[16,4] v) => (float[3,2,4] y)
+    <float far = {1e4}, int64[1] axis = {1}> {
+        n = MatMul(x, m) h = RNN<hidden_size = 16>(n, w, r) s = Squeeze(h, axis)
+        a = MatMul(s, v) y = Add(a, far) }"""
+
+
+def test_the_fault_before_a_state_that_verify_rejects_is_found(tmp_path: Path) -> None:
+    """No output shows it: a large constant makes the difference small."""
+    rng, shapes = np.random.default_rng(0), {"m": (8, 8), "w": (1, 16, 8), "r": (1, 16, 16), "v": (16, 4)}
+    weights = {name: 0.2 * rng.standard_normal(shape).astype("f4") for name, shape in shapes.items()}
+    files = [
+        save(graphs.with_weights(STATE, weights | {"m": scale * weights["m"]}), tmp_path / f"{scale}.onnx")
+        for scale in (1.0, 2.0)
+    ]
+    np.savez(tmp_path / "data.npz", x=rng.standard_normal((3, 2, 8)).astype("f4"))
+    result = run(*files, "--inputs", tmp_path / "data.npz")
+    assert result.exit_code == 1
+    assert result.output.startswith("The first wrong tensor is n of node MatMul(n)"), result.output
+
+
 def test_exponents_add_up_and_nonsense_is_none() -> None:
     first, second = graphs.graph(TWO), graphs.graph(TWO)
     assert recorded(first) == {}
