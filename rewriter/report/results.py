@@ -355,8 +355,9 @@ class VerifyResult(VerifyOutcome, Summary):
 
     @classmethod
     def of(cls, outcome: VerifyOutcome) -> VerifyResult:
-        fields: dict[str, Any] = vars(outcome) | {"verdict": Verdict(tuple(map(worded, outcome.checks)))}
-        return cls(**fields | {"warnings": (*outcome.warnings, *_unproven(outcome.data))})
+        verdict = Verdict(tuple(map(worded, outcome.checks)))
+        warnings = (*outcome.warnings, *_unproven(outcome.data))
+        return cls(**dict[str, Any](vars(outcome), verdict=verdict, warnings=warnings))
 
     @property
     def ending(self) -> str:
