@@ -211,7 +211,7 @@ class FixResult(FixOutcome, Summary):
         if share is None or any(check.device == CPU for check in self.checks):
             return ""
         words = _gain(share.share, share.of, "" if share.measured else " (estimated)")
-        lost = self.end.worse or "original" in self.gap_kinds
+        lost = self.end.worse or {"original", "data"}.intersection(self.gap_kinds)
         exact = self.end.kind == "verified" and not lost
         alike = exact and share.share <= NO_GAIN
         return f"{words}, as accurate" if alike else words

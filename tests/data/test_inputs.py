@@ -351,6 +351,8 @@ def test_without_data_there_is_one_random_sample_of_the_usual_shape() -> None:
     samples = load_samples(None, TWO, seed=4, deployment=PROFILE)
     same(samples, list(random_samples(TWO, seed=4, input_shapes={"image": (5, 3)})))
     assert not samples.source.real
+    (note,) = load_samples(None, TWO, image_preprocess="size=8").notes
+    assert note.startswith("`image-preprocess` is for a folder of photographs")
 
 
 def test_shapes_given_by_the_user_replace_the_usual_ones() -> None:

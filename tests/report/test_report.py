@@ -281,8 +281,12 @@ def test_a_failure_names_the_check_the_output_and_the_file() -> None:
         ),
         pytest.param({"output": None}, "Emulated, NOT built: nothing written", id="a dry run"),
         pytest.param(
-            {"data": DataSource("1 random sample", 1, real=False), "verdict": BUILT},
-            "Emulated on random data, which is no proof, built without a GPU: out/fixed.onnx",
+            {
+                "data": DataSource("1 random sample", 1, real=False),
+                "verdict": BUILT,
+                "latency_shares": (LatencyShare("FP32", 0.5, measured=True),),
+            },
+            "Emulated on random data, which is no proof, built without a GPU, 2 times as fast as FP32: out",
             id="random data",
         ),
         pytest.param(

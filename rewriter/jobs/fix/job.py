@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from rewriter.base.errors import UsageError
 from rewriter.base.stopwatch import Progress
+from rewriter.base.text import figure
 from rewriter.hazards.analysis import PrecisionRequest
 from rewriter.ir.model import Model, check_model_output
 from rewriter.ir.plan import Plan
@@ -159,6 +160,6 @@ def require_space(path: Path | None, original: Model) -> None:
     needed = sum(file.stat().st_size for file in files if file.is_file()) // 2
     free = shutil.disk_usage(path.parent).free
     if free < needed:
-        have, lacking = (f"{size / 2**30:.1f} GiB" for size in (free, needed))
+        have, lacking = (f"{figure(size / 2**20)} MiB" for size in (free, needed))
         what = f"the disk has {have} free, and the result needs {lacking} at least"
         raise UsageError(what, where=str(path), hint="name a folder on another disk")

@@ -10,7 +10,7 @@ from rewriter.base.text import count
 from rewriter.ir.model import Model
 from rewriter.runtime.engines.deployment import PROFILE, Deployment, shown
 from rewriter.runtime.inputs.random_samples import random_samples
-from rewriter.runtime.inputs.reading import read_raw_samples, read_samples
+from rewriter.runtime.inputs.reading import UNUSED, read_raw_samples, read_samples
 from rewriter.runtime.inputs.samples import Samples, check_shape, no_such_input
 from rewriter.runtime.inputs.sizes import fitting, shape_inputs
 
@@ -53,6 +53,7 @@ def load_samples(
     else:
         shapes = {name: span[1] for name, span in profile.items()} | dict(input_shapes or {})
         samples = fitting(model, partial(random_samples, model, seed, shapes, input_values))
+        samples.notes += (UNUSED,) * bool(image_preprocess)
     source = samples.source
     spans = {name: source.values[name] if name in hosted else span for name, span in source.spans.items()}
     samples.source = replace(source, spans={n: span for n, span in source.spans.items() if n not in hosted})

@@ -28,6 +28,8 @@ from rewriter.runtime.recording.record import RECORD, Recording
 
 FORMATS = "an .npz file, a folder of .npz or .npy files, or a .json file written by Polygraphy"
 
+UNUSED = f"`{OPTION}` is for a folder of photographs, and changes nothing here"
+
 Ports = Sequence[Port] | None
 """The inputs of the model; None where samples are read for no model, in their own names and shapes."""
 
@@ -51,7 +53,7 @@ def read_samples(data: Any, model: Model, image_preprocess: str | None = None) -
     path = str(data) if isinstance(data, (str, os.PathLike)) else ""
     steps = (image_preprocess or "") if path and Path(path).is_dir() else ""
     if image_preprocess and not steps:
-        more = (*more, f"`{OPTION}` is for a folder of photographs, and changes nothing here")
+        more = (*more, UNUSED)
     text = f"{count(len(samples), 'sample')} from {origin}" + (f" ({steps})" if steps else "")
     notes = [*notes, *more]
     found = Recording.of_samples(Path(path)) if path else None
