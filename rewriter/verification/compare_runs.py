@@ -80,13 +80,13 @@ class Standard:
     """How close outputs have to be to the original's: to the user's tolerance, or to the precision's.
 
     `kinds` has outputs of the original that are probabilities, or rounded numbers: only these if the user
-    chose the measure. With `as_sets` the rows of the outputs, on these axes, may be in another order.
+    chose the measure. The rows of the outputs in `as_sets`, on these axes, may be in another order.
     `asked`: the tolerance is the user's own.
     """
 
     tolerance: Tolerance
     kinds: Mapping[str, Probabilities] = field(default_factory=dict)
-    as_sets: tuple[int, ...] = ()
+    as_sets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     asked: bool = False
 
     @classmethod

@@ -1,6 +1,8 @@
 """Runs the original on ONNX Runtime for the expected outputs."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,6 +26,9 @@ from rewriter.runtime.metrics.parts import Part, parts_of
 from rewriter.runtime.metrics.tolerances import RELATIVE_L2, precision_of
 
 Outputs = Mapping[str, Array]
+
+SELECTING, ANY = frozenset({"TopK", "NonMaxSuppression"}), "any"
+"""Operators that select rows, and the number of rows of the second, which depends on its scores."""
 
 MOST_SAMPLES = 16
 """Most samples that are compared; a warning reports that the others are not."""
@@ -202,35 +207,61 @@ def as_declared(model: Model, sample: Mapping[str, Array]) -> dict[str, Array]:
     return {n: a.astype(types[n], copy=False) if types.get(n) else a for n, a in sample.items()}
 
 
-def selected_axes(model: Model) -> tuple[int, ...]:
-    """Axes of the outputs on which a TopK or NonMaxSuppression may select and order rows; () if none does.
+def selected_axes(model: Model) -> dict[str, tuple[int, ...]]:
+    """The outputs whose rows a TopK or NonMaxSuppression may select and order, with the axes of these rows.
 
-    They are on axis 1, or on axis 0 of outputs without a batch. A TopK of another number, or along a later
-    axis, selects none: it routes tokens to experts, or finds the neighbours of each point.
+    They are on axis 1, or on axis 0 of outputs without a batch. Only outputs that are computed from the
+    selection have such rows: a raw head beside it has its rows in the original's order.
     """
-    nodes = list(walk_nodes(model.proto.graph))
-    if any(node.op_type == "NonMaxSuppression" for node in nodes):
-        return 0, 1
-    written = {node.output[0]: node for node in nodes if node.op_type == "Constant"}
-    stored = {t.name: t for t in model.proto.graph.initializer}
-    selections = [node for node in nodes if node.op_type == "TopK"]
-    facts = model.facts().main if selections else {}
-    numbers: set[int | None] = set()
-    for node in selections:
-        data, count = facts.get(node.input[0]), node.input[1] if node.input[1:] else ""
-        if data is None or not data.shape or attribute(node, "axis", -1) % len(data.shape) < 2:
-            value = model.array(stored[count]) if count in stored else None
-            value = constant_value(written[count]) if count in written else value
-            numbers.add(None if value is None else int(value.item()))
+    if not any(node.op_type in SELECTING for node in walk_nodes(model.proto.graph)):
+        return {}
+    numbers = _numbers_of_rows(model)
     given = [port.shape or () for port in model.signature.inputs]
     named = {size for shape in given for size in shape if isinstance(size, str)}
-    shapes = [port.shape or (None, None) for port in model.signature.outputs]
+    shapes = {port.name: port.shape or (None, None) for port in model.signature.outputs if numbers[port.name]}
     sizes = (
-        {shape[0] for shape in shapes if len(shape) in (1, 2)} - {shape[0] for shape in given if shape},
-        {shape[1] for shape in shapes if shape[1:]},
+        {shape[0] for shape in shapes.values() if len(shape) in (1, 2)}
+        - {shape[0] for shape in given if shape},
+        {shape[1] for shape in shapes.values() if shape[1:]},
     )
-    return tuple(
-        axis
-        for axis, rows in enumerate(rows - named for rows in sizes)
-        if numbers and rows and (numbers & rows or not all(isinstance(n, int) for n in numbers | rows))
-    )
+
+    def axes(found: AbstractSet[int | str | None]) -> tuple[int, ...]:
+        return tuple(
+            axis
+            for axis, rows in enumerate(rows - named for rows in sizes)
+            if ANY in found or (rows and (found & rows or not all(isinstance(n, int) for n in found | rows)))
+        )
+
+    return {name: own for name in shapes if (own := axes(numbers[name]))}
+
+
+def _numbers_of_rows(model: Model) -> Mapping[str, AbstractSet[int | str | None]]:
+    """How many rows are selected where a tensor of the main graph comes from; an empty set for others.
+
+    None is a number that depends on data, and `ANY` stands for a NonMaxSuppression. A TopK along a later axis
+    selects none: it routes tokens to experts, or finds the neighbours of each point.
+    """
+    written = {n.output[0]: n for n in walk_nodes(model.proto.graph) if n.op_type == "Constant"}
+    stored = {t.name: t for t in model.proto.graph.initializer}
+    facts = model.facts().main
+
+    def selects(node: NodeProto) -> bool:
+        shape = (facts[node.input[0]].shape if node.input and node.input[0] in facts else None) or ()
+        later = bool(shape) and attribute(node, "axis", -1) % len(shape) >= 2
+        return node.op_type in SELECTING and not (node.op_type == "TopK" and later)
+
+    def number(node: NodeProto) -> int | str | None:
+        if node.op_type != "TopK":
+            return ANY
+        count = node.input[1] if node.input[1:] else ""
+        value = model.array(stored[count]) if count in stored else None
+        value = constant_value(written[count]) if count in written else value
+        return None if value is None else int(value.item())
+
+    numbers = defaultdict[str, AbstractSet[int | str | None]](frozenset)
+    for node in model.proto.graph.node:
+        inside = (inner for graph in subgraphs(node) for inner in walk_nodes(graph))
+        own = frozenset(number(inner) for inner in (node, *inside) if selects(inner))
+        found = own.union(*(numbers[name] for name in reads(node)))
+        numbers.update(dict.fromkeys(node.output, found) if found else {})
+    return numbers

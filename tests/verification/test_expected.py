@@ -27,13 +27,23 @@ def test_only_a_model_that_rounds_has_other_results_as_it_is_written() -> None:
 def test_rows_are_selected(shapes: tuple[str, str], body: str, selects: bool) -> None:
     given, result = shapes
     source = graph(f"g (float[{given}] x) => (float[{result}] y) <int64[1] k = {{2}}> {{ {body} }}")
-    assert (1 in selected_axes(source)) is selects
+    assert (1 in selected_axes(source).get("y", ())) is selects
 
 
 @values
 def test_rows_without_a_batch_are_selected(result: str, body: str, axes: tuple[int, ...]) -> None:
     source = graph(f"g (float[400,6] x) => (float[{result}] y) <int64[1] k = {{50}}> {{ {body} }}")
-    assert selected_axes(source) == axes
+    assert selected_axes(source).get("y", ()) == axes
+
+
+def test_rows_of_an_output_beside_a_selection_are_in_order() -> None:
+    inside = "p = If <then_branch = t () => (float[1,2,4] a) { a, at = TopK<axis = 1>(x, k) }, "
+    inside += "else_branch = e () => (float[1,2,4] b) { b, bt = TopK<axis = 1>(x, k) }> (c)"
+    for body in ("p, i = TopK<axis = 1>(x, k)", inside):
+        source = graph(f"""
+            g (float[1,9,4] x, bool c) => (float[1,9,4] raw, float[1,2,4] best) <int64[1] k = {{2}}> {{
+                raw = Neg(x) {body} best = Exp(p) }}""")
+        assert selected_axes(source) == {"best": (1,)}
 
 
 def test_states_that_become_outputs_have_types_and_other_models_are_not_copied() -> None:

@@ -86,7 +86,7 @@ def detections(expected: Outputs, actual: Outputs) -> float:
     parts = parts_of([expected])
     sets, plain = (
         [o for o, _ in compare(expected, actual, limit, as_sets=as_sets, parts=parts)]
-        for limit, as_sets in ((-math.inf, (0, 1)), (math.inf, ()))
+        for limit, as_sets in ((-math.inf, dict.fromkeys(expected, (0, 1))), (math.inf, None))
     )
     in_order = {o.name for o in plain if o.relative_l2 <= USABLE}
     shown = [o for o in sets if not o.of] + [o for o in plain if o.of in in_order]

@@ -150,12 +150,13 @@ def compare(
     # largest relative L2 error of a float output, and largest share of differing elements of any other output
     tolerance: float,
     *,
-    # axes of rows: match the rows of finite outputs that fail, and compare them again, for models whose TopK
-    # orders detections. 1 in [batch, rows] or [batch, rows, features], 0 in [rows] or [rows, features]
-    as_sets: Collection[int] = (),
+    # axes of the rows of outputs: match rows of finite outputs that fail, and compare them again, for models
+    # whose TopK orders detections. 1 in [batch, rows] or [batch, rows, features], 0 in [rows] or
+    # [rows, features]
+    as_sets: Mapping[str, Collection[int]] | None = None,
     # outputs that are probabilities: they pass by these, too
     kinds: Mapping[str, Probabilities] | None = None,
-    # of each output that is judged by its parts, too; with `as_sets`, slices of rows do not count
+    # of each output that is judged by its parts, too; slices of the rows of `as_sets` do not count
     parts: Parts | None = None,
 ) -> tuple[tuple[OutputComparison, Pair], ...]:
     """Compares outputs by name, element by element, and then their parts.
@@ -164,7 +165,7 @@ def compare(
         Each output and part with the arrays that were compared: rows are in matching order where they are a
         set.
     """
-    kinds, parts = kinds or {}, parts or {}
+    kinds, parts, as_sets = kinds or {}, parts or {}, as_sets or {}
     pairs = {
         name: Pair(one, _with_masks(one, actual[name], parts.get(name, ()))) for name, one in expected.items()
     }
@@ -172,9 +173,9 @@ def compare(
     def judged(name: str, limit: float, note: str = "") -> tuple[OutputComparison, ...]:
         rounded = name in kinds and kinds[name].rounded
         whole = _compared(name, replace(pairs[name]), limit, note, rounded=rounded)
-        rows = axis_of_rows(name, expected, as_sets)
+        rows = axis_of_rows(name, expected, as_sets.get(name, ()))
         axis = 1 if rows is None else rows
-        found = [part for part in parts.get(name, ()) if not (as_sets and axis in part.axes)]
+        found = [part for part in parts.get(name, ()) if not (name in as_sets and axis in part.axes)]
         own = _parts(whole, pairs[name], found, kinds.get(name)) if name in parts else ()
         return whole, *own
 

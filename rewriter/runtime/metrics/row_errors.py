@@ -44,18 +44,18 @@ def axis_of_rows(name: str, outputs: Mapping[str, Array], axes: Collection[int])
 
 
 def row_groups(
-    expected: Mapping[str, Array], actual: Mapping[str, Array], axes: Collection[int] = (1,)
+    expected: Mapping[str, Array], actual: Mapping[str, Array], axes: Mapping[str, Collection[int]]
 ) -> list[tuple[int, list[str]]]:
     """The axis of rows, and names of finite outputs that have as many of them, in batches of one size.
 
     One row of each output in a group describes the same detection.
 
     Args:
-        axes: As for `axis_of_rows`.
+        axes: For each output that may have such rows, as for `axis_of_rows`.
     """
     groups: dict[tuple[int, ...], list[str]] = {}
     for name, array in expected.items():
-        axis = axis_of_rows(name, expected, axes)
+        axis = axis_of_rows(name, expected, axes.get(name, ()))
         if axis is None or array.shape != actual[name].shape or not array.size:
             continue
         if 1 < array.shape[axis] <= MOST_ROWS:
