@@ -21,7 +21,6 @@ from rewriter.ir.model.graphs import replace_items
 from rewriter.ir.model.tensors import Shape, TensorFacts
 from rewriter.runtime.emulation.local_functions import declare, paired
 from rewriter.runtime.emulation.product_sums import ProductSums
-from rewriter.runtime.engines.local_session import THREADS
 from rewriter.runtime.engines.onnxruntime import runs_on_cuda
 from rewriter.target.fusion import FEW_CHANNELS, sums_in_fp32
 
@@ -81,11 +80,10 @@ _ROUNDED = f"Cast <to = {TensorProto.FLOAT}> (Cast <to = {TensorProto.FLOAT16}>"
 _TRUE = f"Cast <to = {TensorProto.BOOL}> (1)"
 
 TILE, LOWEST, NARROWEST = 2**17, 64, 32
-AREA = TILE * max(1, THREADS // 2)
-"""Results of more than `TILE` elements are computed `AREA` elements at a time, a MatMul's in so many rows and
-columns at least. Sums that stay in the processor's cache take 0.35 to 0.8 of the time (2,048 to 8,192 rows,
-320 to 5,120 columns); eight threads wait a third as often with four times the work. A GPU starts kernels for
-each step of each tile: a BERT-base of batch 32 took over 60 s on an H200, 20 s on the processors there."""
+"""Elements of a result that are computed at a time, and fewest rows and columns of a MatMul's: sums that stay
+in the processor's cache take 0.35 to 0.8 of the time (2,048 to 8,192 rows, 320 to 5,120 columns). A GPU
+starts a kernel for each step of each tile: a BERT-base of batch 32 took over 60 s on an H200, and 20 s on the
+processors beside it."""
 
 MANY_PRODUCTS = 256  # from which only results known to be larger than `TILE` are tiled: each loads for 5 ms
 
@@ -115,8 +113,8 @@ _TILED_MATMUL = f"""
         matrix = Mul (Max (Gather (shape, -1), 1), rows)
         batches = Max (Div (Size (a), matrix), 1)
         columns = Max (Gather (Shape (b), -1), 1)
-        width = Min (Max (Div ({AREA // LOWEST}, batches), {NARROWEST}), columns)
-        height = Max (Div ({AREA}, Mul (width, batches)), {LOWEST})
+        width = Min (Max (Div ({TILE // LOWEST}, batches), {NARROWEST}), columns)
+        height = Max (Div ({TILE}, Mul (width, batches)), {LOWEST})
         bands = Add (Div (Sub (columns, 1), width), 1)
         strips = Add (Div (Sub (rows, 1), height), 1)
         empty = SequenceEmpty ()
@@ -175,7 +173,7 @@ _UNFOLDED_CONV = f"""
         line = Div (ReduceProd (results), rows)
         filters = Slice (Shape (w), [2], [3])
         matrix = Slice (Shape (w), [0], [2])
-        fitting = Div ([{AREA}], Mul (line, filters))
+        fitting = Div ([{TILE}], Mul (line, filters))
         affordable = Div ([{COLUMNS}], Mul (line, ReduceProd (matrix)))
         height = Max (Min (fitting, affordable), [1])
         strips = Add (Div (Sub (rows, [1]), height), [1])

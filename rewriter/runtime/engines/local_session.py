@@ -28,7 +28,7 @@ from rewriter.runtime.engines.onnxruntime_library import (
 )
 from rewriter.runtime.engines.protocol import Keep, Kernel, Variant
 
-THREADS = min(8, os.cpu_count() or 1)
+MAX_THREADS = 8
 """Reductions and small convolutions gain little from more, and builds often share the machine. At deployed
 sizes two were not enough: a UNet of 580 MB took 50 s on 16 cores with eight until its search began."""
 
@@ -159,7 +159,7 @@ def _options(optimize: bool) -> Any:
     # that leads to an output of its own may run last, and the tensor lives until then.
     options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     options.enable_mem_pattern = False  # its one block comes on top of what the arena holds already
-    options.intra_op_num_threads = THREADS
+    options.intra_op_num_threads = min(MAX_THREADS, os.cpu_count() or 1)
     options.inter_op_num_threads = 1
     # Threads that wait would spin, at the cost of other programs (docs/engines.md#what-releases-do).
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
