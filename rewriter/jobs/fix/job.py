@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from rewriter.base.errors import UsageError
 from rewriter.base.stopwatch import Progress
-from rewriter.base.text import figure
 from rewriter.hazards.analysis import PrecisionRequest
 from rewriter.ir.model import Model, check_model_output
 from rewriter.ir.plan import Plan
@@ -160,6 +159,7 @@ def require_space(path: Path | None, original: Model) -> None:
     needed = sum(file.stat().st_size for file in files if file.is_file()) // 2
     free = shutil.disk_usage(path.parent).free
     if free < needed:
-        have, lacking = (f"{figure(size / 2**20)} MiB" for size in (free, needed))
+        unit, name = (2**30, "GiB") if needed >= 2**30 else (2**20, "MiB")
+        have, lacking = (f"{size / unit:.1f} {name}" for size in (free, needed))
         what = f"the disk has {have} free, and the result needs {lacking} at least"
         raise UsageError(what, where=str(path), hint="name a folder on another disk")
