@@ -23,6 +23,7 @@ from rewriter.ir.graph.ops import (
     SCALING,
     SUMS,
 )
+from rewriter.ir.model.tensors import TensorFacts
 from rewriter.target import Target
 from rewriter.target.costs import bound_by_arithmetic
 from rewriter.target.fusion import elementwise_after, has_fp32_epilogue, projected, rounded_reciprocal
@@ -110,13 +111,12 @@ def own_epilogues(analysis: GraphAnalysis, fp32: AbstractSet[int]) -> Iterator[H
     masked = scores_of_attention(analysis)
     facts = analysis.graph.model.at_sizes(analysis.request.sample).facts().main
     shapes = {name: tensor.shape for name, tensor in facts.items()}
-    elements = {name: tensor.elements for name, tensor in facts.items()}
     for product, _ in _starts(analysis, fp32, masked):
         if bound_by_arithmetic(product, shapes):
             continue
         chain = elementwise_after(analysis, product.output[0], lambda node: id(node) in masked)
-        gated = _has_silu(chain) and elements.get(product.output[0], 0) > _MOST_GATED
-        if chain and not gated and not _is_taken_over(analysis, chain, elements):
+        gated = _has_silu(chain) and _elements(product.output[0], facts) > _MOST_GATED
+        if chain and not gated and not _is_taken_over(analysis, chain, facts):
             yield from (Hazard(node, RULE, _REASON, product.output[0]) for node in chain)
 
 
@@ -126,7 +126,14 @@ def _has_silu(chain: Sequence[NodeProto]) -> bool:
     return any(node.op_type == "Mul" and gates.intersection(node.input) for node in chain)
 
 
-def _is_taken_over(analysis: GraphAnalysis, chain: Sequence[NodeProto], elements: Mapping[str, int]) -> bool:
+def _elements(tensor: str, facts: Mapping[str, TensorFacts]) -> int:
+    """0 for a tensor of a subgraph, of which nothing is known."""
+    return facts[tensor].elements if tensor in facts else 0
+
+
+def _is_taken_over(
+    analysis: GraphAnalysis, chain: Sequence[NodeProto], facts: Mapping[str, TensorFacts]
+) -> bool:
     """True if another kernel computes a chain: a Transpose reads its end, or only a norm or reduction does.
 
     A norm also takes a sum of the end with another tensor, if it is the only reader of the sum. Kernels of
@@ -147,7 +154,7 @@ def _is_taken_over(analysis: GraphAnalysis, chain: Sequence[NodeProto], elements
         return any(n.op_type in CONVOLUTIONS for move in moved for _, n in analysis.readers(move.output[0]))
     if reader is not None and reader.op_type in RESHAPES:
         transposed = any(n.op_type == "Transpose" for _, n in analysis.readers(reader.output[0]))
-        if transposed and elements.get(reader.input[0], 0) > _MOST_MOVED:
+        if transposed and _elements(reader.input[0], facts) > _MOST_MOVED:
             return True
         sizes, gate = analysis.graph.sizes(reader.input[0]), elementwise_after(analysis, reader.output[0])
         is_row = sizes is not None and max(sizes[:-1], default=1) == 1
