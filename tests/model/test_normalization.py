@@ -14,6 +14,7 @@ from tables import values
 
 import rewriter
 from rewriter.ir.model import DETACH_BYTES, load, walk_graphs
+from rewriter.ir.model.graphs import rename_tensors
 from rewriter.ir.model.normalization import lift_weights
 
 TEXT = """
@@ -225,3 +226,16 @@ def test_weights_of_branches_become_their_own() -> None:
     for condition in (True, False):
         feeds = random_feeds(source) | {"c": np.array(condition)}
         assert np.array_equal(run(source, feeds)[0], run(result, feeds)[0])
+
+
+def test_names_swap_and_those_of_a_subgraph_stay() -> None:
+    proto = parsed("""
+        g (bool c, float[2] a, float[2] b) => (float[2] y) {
+            y = If <then_branch = t () => (float[2] p) { d = Abs(a) p = Sub(d, b) },
+                    else_branch = e () => (float[2] b) { b = Neg(a) }> (c) }""")
+    (node,) = proto.graph.node
+    rename_tensors(node, {"a": "b", "b": "a", "d": "w", "y": "z"})
+    then, other = (attribute.g for attribute in node.attribute)
+    assert [*node.input, *node.output] == ["c", "z"]
+    assert [(*n.input, *n.output) for n in then.node] == [("b", "d"), ("d", "a", "p")]
+    assert [(*n.input, *n.output) for n in other.node] == [("b", "b")] and other.output[0].name == "b"

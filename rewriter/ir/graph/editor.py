@@ -166,7 +166,7 @@ class GraphEditor(GraphView):
     def replace_all_uses_with(self, old: str, new: str) -> None:
         """Lets the consumers of `old` and their subgraphs read `new`; an output keeps its producer."""
         for node in self.consumers(old):
-            rename_reads(node, old, new)
+            rename_reads(node, {old: new})
             self._uses.get(old, {}).pop(id(node), None)
             self._uses[new][id(node)] = node
         self.edited = True

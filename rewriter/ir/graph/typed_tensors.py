@@ -17,7 +17,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 from rewriter.ir.graph.editor import TAG
 from rewriter.ir.graph.nodes import constant_value, without_unread
 from rewriter.ir.model import Array, Model
-from rewriter.ir.model.graphs import fresh_name, reads, rename_reads, replace_items
+from rewriter.ir.model.graphs import fresh_name, rename_reads, replace_items
 from rewriter.ir.model.schemas import EXCHANGEABLE, SHORT_NAMES, convert
 from rewriter.ir.model.tensors import Shape, TensorFacts, release
 
@@ -265,8 +265,7 @@ class Tensors:
                     weights[base] = weights.pop(tensor.name)
             tensor.name = base
         for node in self.nodes if renamed else ():
-            for name in reads(node).keys() & renamed.keys():
-                rename_reads(node, name, renamed[name])
+            rename_reads(node, renamed)
 
     def _write_initializers(self, read: set[str]) -> None:
         new = {tensor.name for tensor in self._converted.values()}

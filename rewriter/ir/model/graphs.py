@@ -180,17 +180,23 @@ def topological(
     return order
 
 
-def rename_reads(node: onnx.NodeProto, old: str, new: str) -> None:
-    """Lets a node and its subgraphs read another tensor."""
+def rename_reads(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    """Lets a node and its subgraphs read other tensors: the new names by the old ones, which may swap."""
     for index, name in enumerate(node.input):
-        if name == old:
-            node.input[index] = new
-    for graph in subgraphs(node):
-        if old in {v.name for v in graph.input} | {t.name for t in graph.initializer}:
-            continue
+        if name in names:
+            node.input[index] = names[name]
+    for graph in subgraphs(node) if _may_hold_graphs(node.op_type, node.domain) else ():
+        own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+        own.update(name for inner in graph.node for name in inner.output)
+        outer = {old: new for old, new in names.items() if old not in own}
         for inner in graph.node:
-            rename_reads(inner, old, new)
-        written = {name for node in graph.node for name in node.output}
+            rename_reads(inner, outer)
         for value in graph.output:  # it may be an outer tensor itself
-            if value.name == old and old not in written:
-                value.name = new
+            value.name = outer.get(value.name, value.name)
+
+
+def rename_tensors(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    """`rename_reads`, and the node's results by the same names."""
+    rename_reads(node, names)
+    for index, name in enumerate(node.output):
+        node.output[index] = names.get(name, name)

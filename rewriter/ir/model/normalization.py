@@ -174,8 +174,8 @@ def _lift(model: Model, graph: onnx.GraphProto, is_weight: Callable[[onnx.Tensor
     renamed: dict[str, str] = {}
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        for name in reads(node).keys() & renamed.keys() if renamed else ():
-            rename_reads(node, name, renamed[name])
+        if renamed:
+            rename_reads(node, renamed)
         tensor = _constant(node, is_weight)
         if not outputs.isdisjoint(node.output):
             nodes.append(node)

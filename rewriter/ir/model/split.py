@@ -43,7 +43,7 @@ class Split:
                 cast = f"{port.name}/plugin"
                 whole.node.append(helper.make_node("Cast", [port.name], [cast], cast, to=port.dtype))
                 for node in graph.node:
-                    rename_reads(node, port.name, cast)
+                    rename_reads(node, {port.name: cast})
         own = {t.name for t in whole.initializer}
         whole.node.extend(graph.node)
         whole.initializer.extend(t for t in graph.initializer if t.name not in own)

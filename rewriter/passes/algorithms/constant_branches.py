@@ -7,7 +7,7 @@ from onnx import GraphProto, NodeProto
 
 from rewriter.ir.graph import GraphEditor, attribute, is_op, open_graphs
 from rewriter.ir.model import Model, walk_graphs, walk_nodes
-from rewriter.ir.model.graphs import subgraphs
+from rewriter.ir.model.graphs import rename_tensors
 
 
 def take_branches(model: Model, tag: str) -> bool:
@@ -57,18 +57,6 @@ def _take(graph: GraphEditor, owner: NodeProto, branch: GraphProto, elsewhere: s
         elif result:
             copies.append(graph.make("Identity", [renamed.get(value.name, value.name)], [result]))
     for node in branch.node:
-        _rename(node, renamed)
+        rename_tensors(node, renamed)
     graph.insert(*branch.node, *copies, before=owner)
     graph.remove(owner)
-
-
-def _rename(node: NodeProto, renamed: dict[str, str]) -> None:
-    """Renames the tensors of a node, and those that its subgraphs read."""
-    for names in (node.input, node.output):
-        for index, name in enumerate(names):
-            names[index] = renamed.get(name, name)
-    for inner in subgraphs(node):
-        for child in inner.node:
-            _rename(child, renamed)
-        for value in inner.output:
-            value.name = renamed.get(value.name, value.name)

@@ -211,8 +211,7 @@ def _renamed(node: NodeProto, read: Callable[[str], str], written: Callable[[str
     """A copy of the node with other names; tensors of its subgraphs keep theirs."""
     copy = deepcopy(node)
     copy.name = written(node.name) if node.name else ""
-    for name in reads(node):
-        rename_reads(copy, name, read(name))
+    rename_reads(copy, {name: read(name) for name in reads(node)})
     for index, name in enumerate(node.output):
         copy.output[index] = written(name) if name else ""
     return copy

@@ -2,13 +2,9 @@
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Mapping
 
-from onnx import NodeProto
-
-from rewriter.ir.graph import reads
 from rewriter.ir.model import Model
-from rewriter.ir.model.graphs import rename_reads
+from rewriter.ir.model.graphs import rename_tensors
 
 SAME_VALUE = ("Cast", "Identity")
 LISTED = 3
@@ -46,20 +42,11 @@ def aligned(original: Model, other: Model) -> tuple[Model, str]:
         if name not in ports and mine != name:
             names[name] = mine if mine and mine not in fixed else f"other/{name}"
     for node in result.proto.graph.node:
-        _rename(node, names)
+        rename_tensors(node, names)
     del result.proto.graph.value_info[:]
     result.mark_edited()
     some = ", ".join(misleading[:LISTED]) + " ..." * (len(misleading) > LISTED)
     return result, f"both files use names for different tensors ({some}): they are matched by operators"
-
-
-def _rename(node: NodeProto, names: Mapping[str, str]) -> None:
-    fresh = {name: f"rewriter/aligned/{name}" for name in reads(node) if name in names}  # names may swap
-    for step in (fresh, {fresh[name]: names[name] for name in fresh}):
-        for name, new in step.items():
-            rename_reads(node, name, new)
-    for index, name in enumerate(node.output):
-        node.output[index] = names.get(name, name)
 
 
 def _by_computation(model: Model) -> dict[bytes, list[str]]:
